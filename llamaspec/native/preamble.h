@@ -1,0 +1,7 @@
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ggml-backend.h"
+#include "llama.h"
+#include "shim.h"

@@ -1,0 +1,267 @@
+// C linkage over what llama.cpp exports as C++, and reductions over its output rows. No exception crosses.
+#include "ggml-backend.h"
+#include "llama-ext.h"
+#include "llama.h"
+
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <vector>
+
+extern "C" {
+#include "shim.h"
+}
+
+namespace {
+
+thread_local std::string last_error;
+
+int fail(const char * what) {
+    last_error = what;
+    return -1000;
+}
+
+template <typename R, typename F> R guarded(R on_error, F body) {
+    try {
+        return body();
+    } catch (const std::exception & e) {
+        fail(e.what());
+    } catch (...) {
+        fail("unknown native exception");
+    }
+    return on_error;
+}
+
+struct LogLine {
+    int level;
+    std::string text;
+};
+
+constexpr size_t log_capacity = 2000;
+std::mutex log_mutex;
+std::deque<LogLine> log_lines;
+int log_min_level = GGML_LOG_LEVEL_WARN;
+int log_last_level = GGML_LOG_LEVEL_NONE;
+
+void on_log(ggml_log_level level, const char * text, void *) {
+    std::lock_guard<std::mutex> lock(log_mutex);
+    const bool continued = level == GGML_LOG_LEVEL_CONT;
+    const int effective = continued ? log_last_level : level;
+    log_last_level = effective;
+    if (effective < log_min_level) {
+        return;
+    }
+    if (continued && !log_lines.empty()) {
+        log_lines.back().text += text;
+        return;
+    }
+    if (log_lines.size() == log_capacity) {
+        log_lines.pop_front();
+    }
+    log_lines.push_back({ effective, text });
+}
+
+int vocab_size(llama_context * ctx) {
+    return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+}
+
+const float * logits_rows(llama_context * ctx, int first) {
+    const float * rows = llama_get_logits(ctx);
+    return rows ? rows + (size_t) first * vocab_size(ctx) : nullptr;
+}
+
+// First index of the largest value; NaN never wins. Four lanes let the compiler vectorise the scan.
+int argmax(const float * x, int n) {
+    float best = x[0];
+    for (int i = 1; i < n; ++i) {
+        best = x[i] > best ? x[i] : best;
+    }
+    for (int i = 0; i < n; ++i) {
+        if (x[i] == best) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+} // namespace
+
+const char * ls_build_info(void) {
+    return LLAMASPEC_BUILD_INFO;
+}
+
+const char * ls_last_error(void) {
+    return last_error.c_str();
+}
+
+int ls_load_backends(const char * dir) {
+    return guarded(-1, [&] {
+        ggml_backend_load_all_from_path(dir);
+        return (int) ggml_backend_dev_count();
+    });
+}
+
+void ls_log_install(int min_level) {
+    {
+        std::lock_guard<std::mutex> lock(log_mutex);
+        log_min_level = min_level;
+    }
+    llama_log_set(on_log, nullptr);
+}
+
+int ls_log_next(int * level, char * text, int size) {
+    std::lock_guard<std::mutex> lock(log_mutex);
+    if (log_lines.empty() || size < 1) {
+        return 0;
+    }
+    const LogLine & line = log_lines.front();
+    *level = line.level;
+    std::strncpy(text, line.text.c_str(), (size_t) size - 1);
+    text[size - 1] = '\0';
+    log_lines.pop_front();
+    return 1;
+}
+
+llama_model * ls_model_load(const char * path, const llama_model_params * params) {
+    last_error.clear();
+    return guarded((llama_model *) nullptr, [&] { return llama_model_load_from_file(path, *params); });
+}
+
+llama_context * ls_context_new(llama_model * model, const llama_context_params * params) {
+    last_error.clear();
+    return guarded((llama_context *) nullptr, [&] { return llama_init_from_model(model, *params); });
+}
+
+int ls_model_meta(const llama_model * model, const char * key, char * text, int size) {
+    return guarded(-1, [&] { return (int) llama_model_meta_val_str(model, key, text, (size_t) size); });
+}
+
+int ls_decode(llama_context * ctx, int n, const int32_t * token, const float * embd, const int32_t * pos,
+              const int32_t * seq, const int8_t * output) {
+    return guarded(-1001, [&] {
+        thread_local std::vector<int32_t> ones;
+        thread_local std::vector<llama_seq_id *> seqs;
+        ones.assign((size_t) n, 1);
+        seqs.resize((size_t) n);
+        for (int i = 0; i < n; ++i) {
+            seqs[i] = const_cast<llama_seq_id *>(seq + i);
+        }
+        llama_batch batch = {};
+        batch.n_tokens = n;
+        batch.token = const_cast<llama_token *>(token);
+        batch.embd = const_cast<float *>(embd);
+        batch.pos = const_cast<llama_pos *>(pos);
+        batch.n_seq_id = ones.data();
+        batch.seq_id = seqs.data();
+        batch.logits = const_cast<int8_t *>(output);
+        const int rc = llama_decode(ctx, batch);
+        if (rc == 0) {
+            llama_synchronize(ctx);
+        }
+        return rc;
+    });
+}
+
+int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps) {
+    return guarded(-1, [&] {
+        const int n_layer = llama_model_n_layer(llama_get_model(ctx));
+        for (int i = 0; i < n_taps; ++i) {
+            if (taps[i] < 0 || taps[i] > n_layer) {
+                return fail("tap outside the target's layers");
+            }
+        }
+        for (int i = 0; i < n_taps; ++i) {
+            llama_set_embeddings_layer_inp(ctx, (uint32_t) taps[i], true);
+        }
+        return 0;
+    });
+}
+
+int ls_gather_features(llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
+                       float * out) {
+    return guarded(-1, [&] {
+        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx));
+        for (int k = 0; k < n_taps; ++k) {
+            const float * layer = llama_get_embeddings_layer_inp(ctx, (uint32_t) taps[k]);
+            if (!layer) {
+                return fail("the target published no features");
+            }
+            for (int i = 0; i < n_rows; ++i) {
+                std::memcpy(out + ((size_t) i * n_taps + k) * width, layer + (size_t) rows[i] * width,
+                            width * sizeof(float));
+            }
+        }
+        return 0;
+    });
+}
+
+int ls_draft_setup(llama_context * ctx, int causal, int confidence, int base) {
+    return guarded(-1, [&] {
+        llama_set_causal_attn(ctx, causal != 0);
+        llama_set_embeddings_nextn(ctx, confidence != 0 || base != 0, true);
+        llama_set_draft_base(ctx, base != 0);
+        return 0;
+    });
+}
+
+int ls_confidence(llama_context * ctx, int n_rows, float * out) {
+    return guarded(-1, [&] {
+        const float * rows = llama_get_embeddings_nextn(ctx);
+        if (!rows) {
+            return fail("the draft gave no confidences");
+        }
+        const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+        for (int i = 0; i < n_rows; ++i) {
+            out[i] = rows[(size_t) i * width];
+        }
+        return 0;
+    });
+}
+
+int ls_argmax(llama_context * ctx, int first, int n_rows, int32_t * ids) {
+    return guarded(-1, [&] {
+        const float * rows = logits_rows(ctx, first);
+        if (!rows) {
+            return fail("no logits");
+        }
+        const int n_vocab = vocab_size(ctx);
+        for (int i = 0; i < n_rows; ++i) {
+            ids[i] = argmax(rows + (size_t) i * n_vocab, n_vocab);
+        }
+        return 0;
+    });
+}
+
+int ls_top2(llama_context * ctx, int first, int n_rows, int32_t * ids, float * gap) {
+    return guarded(-1, [&] {
+        const float * rows = logits_rows(ctx, first);
+        if (!rows) {
+            return fail("no logits");
+        }
+        const int n_vocab = vocab_size(ctx);
+        for (int i = 0; i < n_rows; ++i) {
+            const float * x = rows + (size_t) i * n_vocab;
+            const int top = argmax(x, n_vocab);
+            float second = top == 0 ? x[n_vocab - 1] : x[0];
+            for (int j = 0; j < n_vocab; ++j) {
+                second = j != top && x[j] > second ? x[j] : second;
+            }
+            ids[i] = top;
+            gap[i] = x[top] - second;
+        }
+        return 0;
+    });
+}
+
+int ls_tokenize(const llama_vocab * vocab, const char * text, int length, int32_t * ids, int size, int add_special,
+                int parse_special) {
+    return guarded(-1, [&] {
+        return (int) llama_tokenize(vocab, text, length, ids, size, add_special != 0, parse_special != 0);
+    });
+}
+
+int ls_token_piece(const llama_vocab * vocab, int32_t id, char * text, int size, int special) {
+    return guarded(-1, [&] { return (int) llama_token_to_piece(vocab, id, text, size, 0, special != 0); });
+}
