@@ -1,0 +1,77 @@
+"""Says what GGUF files are, and refuses files and pairs that cannot run, in one line each."""
+
+from os import PathLike
+
+from llamaspec.errors import IncompatibleDraftError, LlamaSpecError, ModelLoadError
+from llamaspec.runtime.description import DraftDescription, FileDescription, read_description
+from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.runtime.pairing import (
+    FINAL_INPUT_ARCHITECTURES,
+    LAYER_INPUT_ARCHITECTURES,
+    NO_ROLLBACK_ARCHITECTURES,
+    Head,
+    draft_problems,
+    pair_notes,
+    pair_problems,
+    target_problems,
+)
+
+__all__ = [
+    "FINAL_INPUT_ARCHITECTURES",
+    "LAYER_INPUT_ARCHITECTURES",
+    "NO_ROLLBACK_ARCHITECTURES",
+    "DraftDescription",
+    "FileDescription",
+    "check_pair",
+    "check_target",
+    "describe",
+    "fits",
+    "pair_notes",
+    "pair_problems",
+]
+
+
+def describe(path: str | PathLike[str]) -> FileDescription:
+    """Read a GGUF's header and say what it is.
+
+    Raises:
+        ModelLoadError: unreadable, malformed, or with values that llama.cpp would abort on.
+    """
+    with GGUFFile.open(path) as file:
+        return read_description(file)
+
+
+def check_target(target: FileDescription) -> None:
+    """Raise ModelLoadError unless the file is a model that generates text by itself."""
+    for problem in target_problems(target):
+        raise ModelLoadError(problem)
+
+
+def check_pair(target: FileDescription, draft: FileDescription, *, head: Head = "graph") -> None:
+    """Raise unless the draft can speculate for the target.
+
+    Args:
+        target: the model.
+        draft: the block draft.
+        head: where the Markov head runs; "python" also takes gated and rnn heads.
+
+    Raises:
+        ModelLoadError: one of the two is not of its kind.
+        IncompatibleDraftError: they do not fit; names the two values, and counts further reasons.
+    """
+    for problem in (*target_problems(target), *draft_problems(draft)):
+        raise ModelLoadError(problem)
+    problems = pair_problems(target, draft, head=head)
+    if problems:
+        more = f" (and {len(problems) - 1} more: llamaspec inspect lists them)"
+        raise IncompatibleDraftError(problems[0] + more * (len(problems) > 1))
+
+
+def fits(
+    target_path: str | PathLike[str], draft_path: str | PathLike[str], *, head: Head = "graph"
+) -> list[str]:
+    """Every reason why two files cannot run together, unreadable included; [] when they fit."""
+    try:
+        return pair_problems(describe(target_path), describe(draft_path), head=head)
+    except LlamaSpecError as error:
+        return [str(error)]

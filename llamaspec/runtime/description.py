@@ -1,0 +1,323 @@
+"""What a GGUF file is, read from its header: FileDescription, and DraftDescription for drafts."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from llamaspec.errors import ModelLoadError
+from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.runtime.gguf_types import MetaArray, MetaValue
+
+Kind = Literal["target", "draft", "other"]
+HeadType = Literal["none", "vanilla", "gated", "rnn", "selector"]
+Layout = Literal["anchor-first", "bonus-anchor"]
+
+DRAFT_ARCHITECTURE = "dflash"
+_OTHER_ARCHITECTURES = frozenset({"clip", "eagle3", "gemma4-assistant", "wavtokenizer-dec"})
+_OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
+_DEFAULT_DFLASH_BLOCK = 16
+_MAX_LAYERS = 512
+_MAX_EXPERTS = 1024
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# by the number in general.file_type, under the name that llama-quantize knows
+_FILE_TYPE_NAMES = """
+F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K
+IQ2_XXS IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M
+BF16 - - - TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0
+"""
+_FILE_TYPES = dict(enumerate(_FILE_TYPE_NAMES.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDescription:
+    """A block draft (DSpark or DFlash).
+
+    Attributes:
+        taps: target layers whose *input* the draft reads (checkpoint layer id + 1).
+        block_size: trained slots of a block, anchor included; 0 where the file does not say.
+        sample_from_anchor: slot 0, the anchor's, already predicts.
+        head: how proposals are chained; "none" is DFlash, "selector" is DFlash2.
+        markov_rank: columns of `markov_w1`; 0 without a Markov head.
+        markov_shapes: shapes of `markov_w1` [target vocabulary, rank] and `markov_w2`
+            [draft vocabulary, rank]; () for one that is absent.
+        confidence_shape: shape of `conf_proj`, () without a confidence head.
+        draft_vocab: rows of the draft's head, fewer than target_vocab where there is a `d2t`.
+        target_vocab: vocabulary of the target that the draft was made for.
+        d2t_range: smallest and largest target id in `d2t`; None for a full vocabulary.
+        feature_width: columns of `fc`, taps x target width; 0 where there is no `fc`.
+        own_embedding: brings `token_embd`; otherwise the target's is used.
+        own_head: brings `output`; otherwise the target's is used.
+        mask_token_id: token of the slots to fill, None where the file does not say.
+        causal: attention inside the block is causal.
+        rope_sections: has M-RoPE sections, which a draft for an M-RoPE target needs.
+    """
+
+    taps: tuple[int, ...]
+    block_size: int
+    sample_from_anchor: bool
+    head: HeadType
+    markov_rank: int
+    markov_shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    confidence_shape: tuple[int, ...]
+    draft_vocab: int
+    target_vocab: int
+    d2t_range: tuple[int, int] | None
+    feature_width: int
+    own_embedding: bool
+    own_head: bool
+    mask_token_id: int | None
+    causal: bool
+    rope_sections: bool
+
+    @property
+    def layout(self) -> Layout:
+        """Where the first proposal is: slot 0 ("anchor-first") or slot 1 ("bonus-anchor")."""
+        return "anchor-first" if self.sample_from_anchor else "bonus-anchor"
+
+    @property
+    def proposals(self) -> int:
+        """Most tokens that one block proposes."""
+        return max(0, self.block_size - (not self.sample_from_anchor))
+
+    @property
+    def has_confidence(self) -> bool:
+        """Proposals come with an acceptance probability each."""
+        return bool(self.confidence_shape)
+
+    @property
+    def method(self) -> str:
+        """The published name of this kind of draft."""
+        return {"none": "DFlash", "selector": "DFlash2"}.get(self.head, "DSpark")
+
+
+@dataclass(frozen=True, slots=True)
+class FileDescription:
+    """One GGUF file, or all parts of a split one.
+
+    Attributes:
+        path: the file, or the first part.
+        kind: "draft" for a block draft, "other" for what cannot generate text.
+        architecture: `general.architecture`.
+        name: `general.name`, or the file's own name.
+        quantisation: of the file as a whole ("Q4_K_M"), else its commonest tensor type.
+        tensor_bytes: bytes by tensor type.
+        n_params: weights in all tensors.
+        size_bytes: of all parts.
+        n_layer: layers that run, without next-token-prediction layers; loops unrolled.
+        width: of the hidden state.
+        n_vocab: rows of the vocabulary.
+        context_length: positions that the model was trained for; 0 where not stated.
+        tokenizer: kind and pre-tokenizer ("gpt2/qwen2"), "" where there is none.
+        has_chat_template: the file brings one.
+        tied: has no `output` of its own; the embedding serves as head.
+        mrope: positions are multi-dimensional (M-RoPE).
+        draft: details of a draft, else None.
+    """
+
+    path: Path
+    kind: Kind
+    architecture: str
+    name: str
+    quantisation: str
+    tensor_bytes: Mapping[str, int]
+    n_params: int
+    size_bytes: int
+    n_layer: int
+    width: int
+    n_vocab: int
+    context_length: int
+    tokenizer: str
+    has_chat_template: bool
+    tied: bool
+    mrope: bool
+    draft: DraftDescription | None = field(default=None)
+
+
+class Keys:
+    """Typed reading of metadata; a value of another type is a ModelLoadError that names the key."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, MetaValue]) -> None:
+        self._path = path
+        self._metadata = metadata
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """An integer."""
+        value = self._metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, value, "an integer")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """A string."""
+        value = self._metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, value, "a string")
+        return value
+
+    def integers(self, key: str, most: int) -> tuple[int, ...]:
+        """An array of at most `most` integers, () where the key is absent."""
+        value = self._metadata.get(key, ())
+        if not isinstance(value, (MetaArray, tuple)) or len(value) > most:
+            raise self._wrong(key, value, f"an array of at most {most} integers")
+        items = tuple(item for item in value if isinstance(item, int))
+        if len(items) != len(value):
+            raise self._wrong(key, value, f"an array of at most {most} integers")
+        return items
+
+    def length(self, key: str) -> int | None:
+        """Length of an array, None where the key is absent or something else."""
+        value = self._metadata.get(key)
+        return len(value) if isinstance(value, MetaArray) else None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._metadata
+
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
+        shown = repr(value)[:60]
+        return ModelLoadError(f"{self._path}: metadata key {key!r} is {shown}, not {wanted}")
+
+
+def read_description(file: GGUFFile) -> FileDescription:
+    """Describe an open file, and the other parts where it is split.
+
+    Raises:
+        ModelLoadError: a key has a wrong type, or a count that llama.cpp would abort on.
+    """
+    arch = file.architecture
+    keys = Keys(file.path, file.metadata)
+    kind = _kind(file, keys)
+    if kind != "other":
+        _check_loader_limits(file.path, keys, arch)
+    tensor_bytes, n_params, size = _weigh(file)
+    commonest = max(tensor_bytes, key=lambda name: tensor_bytes[name], default="")
+    file_type = _FILE_TYPES.get(keys.integer("general.file_type", -1), "-")
+    return FileDescription(
+        path=file.path,
+        kind=kind,
+        architecture=arch,
+        name=keys.text("general.name") or file.path.stem,
+        quantisation=commonest if file_type == "-" else file_type,
+        tensor_bytes=tensor_bytes,
+        n_params=n_params,
+        size_bytes=size,
+        n_layer=_layers(keys, arch),
+        width=keys.integer(f"{arch}.embedding_length"),
+        n_vocab=_vocabulary(file, keys),
+        context_length=keys.integer(f"{arch}.context_length"),
+        tokenizer="/".join(
+            filter(None, (keys.text("tokenizer.ggml.model"), keys.text("tokenizer.ggml.pre")))
+        ),
+        has_chat_template=bool(keys.text("tokenizer.chat_template")),
+        tied="output.weight" not in file.tensors,
+        mrope=f"{arch}.rope.dimension_sections" in keys,
+        draft=_read_draft(file, keys) if kind == "draft" else None,
+    )
+
+
+def _kind(file: GGUFFile, keys: Keys) -> Kind:
+    if file.architecture == DRAFT_ARCHITECTURE:
+        return "draft"
+    other = file.architecture in _OTHER_ARCHITECTURES or keys.text("general.type") in _OTHER_TYPES
+    return "other" if other or not file.tensors else "target"
+
+
+def _layers(keys: Keys, arch: str) -> int:
+    once = keys.integer(f"{arch}.block_count") - keys.integer(f"{arch}.nextn_predict_layers")
+    return once * keys.integer(f"{arch}.num_loops", 1)
+
+
+def _check_loader_limits(path: Path, keys: Keys, arch: str) -> None:
+    layers, experts = _layers(keys, arch), keys.integer(f"{arch}.expert_count")
+    if not 0 < layers <= _MAX_LAYERS:
+        raise ModelLoadError(f"{path}: has {layers} layers, llama.cpp takes 1 to {_MAX_LAYERS}")
+    if keys.integer(f"{arch}.embedding_length") <= 0:
+        raise ModelLoadError(f"{path}: {arch}.embedding_length is missing or zero")
+    if not 0 <= experts <= _MAX_EXPERTS:
+        raise ModelLoadError(f"{path}: has {experts} experts, llama.cpp takes {_MAX_EXPERTS}")
+    scaling = keys.text(f"{arch}.rope.scaling.type", "linear")
+    if scaling not in _ROPE_SCALINGS:
+        known = ", ".join(_ROPE_SCALINGS)
+        raise ModelLoadError(f"{path}: rope scaling type {scaling!r} is none of {known}")
+
+
+def _weigh(file: GGUFFile) -> tuple[dict[str, int], int, int]:
+    by_type: Counter[str] = Counter()
+    n_params = size = 0
+    for part in file.parts:
+        opened = file if part == file.path else GGUFFile.open(part, first_part=False)
+        for info in opened.tensors.values():
+            by_type[info.type] += info.nbytes
+            n_params += info.n_elements
+        size += part.stat().st_size
+        if opened is not file:
+            opened.close()
+    return dict(by_type), n_params, size
+
+
+def _vocabulary(file: GGUFFile, keys: Keys) -> int:
+    tokens = keys.length("tokenizer.ggml.tokens")
+    return tokens if tokens is not None else keys.integer(f"{file.architecture}.vocab_size")
+
+
+def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    head = _head(file, keys)
+    markov = shapes.get("markov_w1.weight", ())
+    chained = head not in ("none", "selector")
+    n_vocab = _vocabulary(file, keys)
+    d2t = shapes.get("d2t")
+    mask = keys.integer("tokenizer.ggml.mask_token_id", -1)
+    return DraftDescription(
+        taps=keys.integers("dflash.target_layers", _MAX_LAYERS + 1),
+        block_size=keys.integer("dflash.block_size", 0 if chained else _DEFAULT_DFLASH_BLOCK),
+        # llama.cpp's selector always reads past slot 0; without the key, so does plain DFlash
+        sample_from_anchor=head != "selector"
+        and keys.flag("dflash.sample_from_anchor", default=chained),
+        head=head,
+        markov_rank=markov[-1] if markov else 0,
+        markov_shapes=(markov, shapes.get("markov_w2.weight", ())),
+        confidence_shape=shapes.get("conf_proj.weight", ()),
+        draft_vocab=n_vocab if d2t is None else d2t[0] if d2t else 0,
+        target_vocab=n_vocab,
+        d2t_range=None if d2t is None else _d2t_range(file),
+        feature_width=shapes.get("fc.weight", (0,))[-1],
+        own_embedding="token_embd.weight" in shapes,
+        own_head="output.weight" in shapes,
+        mask_token_id=mask if mask >= 0 else None,
+        causal=keys.flag("dflash.attention.causal", default=False),
+        rope_sections="dflash.rope.dimension_sections" in keys,
+    )
+
+
+def _d2t_range(file: GGUFFile) -> tuple[int, int]:
+    ids = file.integers("d2t")
+    return (int(ids.min()), int(ids.max())) if ids.size else (0, -1)
+
+
+def _head(file: GGUFFile, keys: Keys) -> HeadType:
+    names = file.tensors
+    if "selector_hidden.weight" in names or keys.integer("dflash.selector_top_k") > 0:
+        return "selector"
+    if "markov_w1.weight" not in names:
+        return "none"
+    by_tensor: HeadType = "vanilla"
+    if any(name.startswith("markov_gate") for name in names):
+        by_tensor = "gated"
+    elif any(name.startswith("markov_joint") for name in names):
+        by_tensor = "rnn"
+    stated = keys.text("dflash.markov_head_type", by_tensor)
+    if stated != by_tensor:
+        raise ModelLoadError(
+            f"{file.path}: dflash.markov_head_type is {stated!r}, "
+            f"but its tensors make a {by_tensor} head"
+        )
+    return by_tensor

@@ -1,0 +1,206 @@
+"""Whether a draft fits a target, told from two descriptions before llama.cpp sees either file.
+
+llamaspec asks a target's graph for layer inputs, and llama.cpp aborts the process where a graph
+does not publish them or a layer does not exist; what two headers tell is settled here.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
+
+Head = Literal["graph", "python"]
+
+# Targets whose graph publishes the input of every layer at the pinned llama.cpp commit. Not here
+# although their files do: qwen4exp (publishes several streams at once, which the extraction
+# refuses by an abort) and llama-embed (has no logits). A test derives the list from the
+# sources.
+LAYER_INPUT_ARCHITECTURES = frozenset(
+    {
+        "bailingmoe3",
+        "deepseek4",
+        "gemma4",
+        "gpt-oss",
+        "hunyuan-dense",
+        "hunyuan_vl",
+        "lfm2",
+        "lfm2moe",
+        "llama",
+        "mimo2",
+        "minimax-01",
+        "minimax-m2",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+    }
+)
+# Of these, the ones that also publish the output of the last layer (a tap equal to n_layer).
+FINAL_INPUT_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+# Of these, the ones with recurrent state that llama.cpp cannot roll back to a snapshot.
+NO_ROLLBACK_ARCHITECTURES = frozenset({"minimax-01", "qwen3next"})
+
+
+def pair_problems(
+    target: FileDescription, draft: FileDescription, *, head: Head = "graph"
+) -> list[str]:
+    """Every reason why two described files cannot run together; [] when they fit."""
+    kinds = [*target_problems(target), *draft_problems(draft)]
+    if kinds or draft.draft is None:
+        return kinds
+    return [
+        *_tap_problems(target, draft.draft),
+        *_width_problems(target, draft, draft.draft),
+        *_vocabulary_problems(target, draft, draft.draft),
+        *_head_problems(draft, draft.draft, head),
+    ]
+
+
+def pair_notes(target: FileDescription, draft: FileDescription) -> list[str]:
+    """What makes a fitting pair slower than it could be; nothing here changes the output."""
+    detail = draft.draft
+    if detail is None:
+        return []
+    notes = []
+    if not target.tied and detail.own_embedding and not detail.own_head:
+        notes.append(
+            f"{draft.path.name} brings an embedding but no head, so its embedding serves as head; "
+            f"{target.path.name} has a head of its own, and acceptance will be low: convert the "
+            "draft again with both or neither"
+        )
+    if target.mrope and not detail.rope_sections:
+        notes.append(
+            f"{draft.path.name} has no dflash.rope.dimension_sections, which a draft for an M-RoPE "
+            "target needs after images: convert it again"
+        )
+    if 0 < draft.context_length < target.context_length:
+        notes.append(
+            f"{draft.path.name} was trained for {draft.context_length} positions, "
+            f"{target.path.name} for {target.context_length}: acceptance falls beyond"
+        )
+    return notes
+
+
+def target_problems(target: FileDescription) -> Iterator[str]:
+    """Why a file cannot be the model; empty where it can."""
+    if target.draft is not None:
+        width = target.draft.feature_width // max(1, len(target.draft.taps))
+        yield (
+            f"{target.path}: is a {target.draft.method} draft for a target of width {width} and "
+            f"{target.draft.target_vocab} tokens, not standalone; "
+            "give it as the draft and that target as the model"
+        )
+    elif target.kind != "target":
+        yield f"{target.path}: is a {target.architecture} file, not a model that generates text"
+
+
+def draft_problems(draft: FileDescription) -> Iterator[str]:
+    """Why a file cannot be a draft; empty where it can."""
+    if draft.draft is None:
+        what = "is a model by itself" if draft.kind == "target" else "is no block draft"
+        yield (
+            f"{draft.path}: {what} (architecture {draft.architecture}), and a draft must be of "
+            f"architecture {DRAFT_ARCHITECTURE} (DSpark, DFlash)"
+        )
+
+
+def _tap_problems(target: FileDescription, detail: DraftDescription) -> Iterator[str]:
+    arch = target.architecture
+    if arch not in LAYER_INPUT_ARCHITECTURES:
+        able = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES))
+        yield (
+            f"{target.path.name}: architecture {arch} does not publish its layer inputs in this "
+            f"llama.cpp, so no draft can read them; these do: {able}"
+        )
+    elif arch in NO_ROLLBACK_ARCHITECTURES:
+        yield (
+            f"{target.path.name}: architecture {arch} keeps recurrent state that llama.cpp cannot "
+            "roll back after a rejected token; run it without a draft"
+        )
+    last = target.n_layer - (arch not in FINAL_INPUT_ARCHITECTURES)
+    bad = [tap for tap in detail.taps if not 0 <= tap <= last]
+    if not detail.taps:
+        yield "the draft has no dflash.target_layers; convert it again"
+    elif bad:
+        yield (
+            f"the draft reads the inputs of target layers {bad}, "
+            f"{target.path.name} has the inputs of layers 0 to {last}"
+        )
+
+
+def _width_problems(
+    target: FileDescription, draft: FileDescription, detail: DraftDescription
+) -> Iterator[str]:
+    wanted = len(detail.taps) * target.width
+    if detail.feature_width != wanted:
+        yield (
+            f"the draft takes features of width {detail.feature_width}, {target.path.name} gives "
+            f"{wanted} ({len(detail.taps)} layers x {target.width})"
+        )
+    elif draft.width != target.width:
+        yield (
+            f"the draft is {draft.width} wide and {target.path.name} {target.width}: "
+            "llama.cpp's draft graph needs the same width"
+        )
+
+
+def _vocabulary_problems(
+    target: FileDescription, draft: FileDescription, detail: DraftDescription
+) -> Iterator[str]:
+    if detail.target_vocab != target.n_vocab:
+        yield (
+            f"the draft was made for {detail.target_vocab} tokens, "
+            f"{target.path.name} has {target.n_vocab}"
+        )
+    elif draft.tokenizer not in ("", "none", "no_vocab", target.tokenizer):
+        yield (
+            f"the draft's tokenizer is {draft.tokenizer}, {target.path.name} has {target.tokenizer}"
+        )
+    if detail.mask_token_id is None:
+        yield "the draft has no tokenizer.ggml.mask_token_id; convert it again"
+    elif detail.mask_token_id >= detail.target_vocab:
+        yield (
+            f"the draft's mask token is {detail.mask_token_id}, "
+            f"its vocabulary has {detail.target_vocab} tokens"
+        )
+    if detail.d2t_range is None:
+        return
+    low, high = detail.d2t_range
+    if low < 0 or high >= detail.target_vocab or high < low:
+        yield (
+            f"the draft's d2t maps to tokens {low} to {high}, "
+            f"its vocabulary has {detail.target_vocab} tokens"
+        )
+    if not detail.own_head:
+        yield (
+            f"the draft has a vocabulary of {detail.draft_vocab} tokens and no head of its own "
+            "(output.weight); convert it again"
+        )
+
+
+def _head_problems(draft: FileDescription, detail: DraftDescription, head: Head) -> Iterator[str]:
+    if detail.proposals < 1:
+        yield f"the draft's block of {detail.block_size} slots ({detail.layout}) proposes nothing"
+    if detail.head == "selector":
+        yield "the draft has a DFlash2 selector head, which llamaspec does not run yet"
+    if detail.head in ("gated", "rnn") and head != "python":
+        yield (
+            f"the draft has a {detail.head} Markov head and the graph only runs vanilla ones; "
+            'use head="python"'
+        )
+    if detail.head in ("none", "selector"):
+        return
+    rank = detail.markov_rank
+    wanted = ((detail.target_vocab, rank), (detail.draft_vocab, rank))
+    for name, shape, right in zip(("w1", "w2"), detail.markov_shapes, wanted, strict=True):
+        if shape != right:
+            yield f"the draft's markov_{name} has shape {shape}, its vocabularies need {right}"
+    confidence = draft.width + rank
+    if detail.has_confidence and math.prod(detail.confidence_shape) != confidence:
+        yield f"the draft's conf_proj has shape {detail.confidence_shape}, not (1, {confidence})"
