@@ -3,13 +3,13 @@
 from os import PathLike
 
 from llamaspec.errors import IncompatibleDraftError, LlamaSpecError, ModelLoadError
+from llamaspec.options import Head
 from llamaspec.runtime.description import DraftDescription, FileDescription, read_description
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.pairing import (
     FINAL_INPUT_ARCHITECTURES,
     LAYER_INPUT_ARCHITECTURES,
     NO_ROLLBACK_ARCHITECTURES,
-    Head,
     draft_problems,
     pair_notes,
     pair_problems,

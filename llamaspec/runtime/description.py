@@ -43,8 +43,8 @@ class DraftDescription:
         markov_shapes: shapes of `markov_w1` [target vocabulary, rank] and `markov_w2`
             [draft vocabulary, rank]; () for one that is absent.
         confidence_shape: shape of `conf_proj`, () without a confidence head.
-        draft_vocab: rows of the draft's head, fewer than target_vocab where there is a `d2t`.
-        target_vocab: vocabulary of the target that the draft was made for.
+        draft_vocabulary: rows of the draft's head, fewer than the target's with a `d2t`.
+        target_vocabulary: vocabulary of the target that the draft was made for.
         d2t_range: smallest and largest target id in `d2t`; None for a full vocabulary.
         feature_width: columns of `fc`, taps x target width; 0 where there is no `fc`.
         own_embedding: brings `token_embd`; otherwise the target's is used.
@@ -61,8 +61,8 @@ class DraftDescription:
     markov_rank: int
     markov_shapes: tuple[tuple[int, ...], tuple[int, ...]]
     confidence_shape: tuple[int, ...]
-    draft_vocab: int
-    target_vocab: int
+    draft_vocabulary: int
+    target_vocabulary: int
     d2t_range: tuple[int, int] | None
     feature_width: int
     own_embedding: bool
@@ -77,12 +77,17 @@ class DraftDescription:
         return "anchor-first" if self.sample_from_anchor else "bonus-anchor"
 
     @property
-    def proposals(self) -> int:
-        """Most tokens that one block proposes."""
-        return max(0, self.block_size - (not self.sample_from_anchor))
+    def first_row(self) -> int:
+        """Slot of the first proposal, 0 or 1."""
+        return 0 if self.sample_from_anchor else 1
 
     @property
-    def has_confidence(self) -> bool:
+    def proposals(self) -> int:
+        """Most tokens that one block proposes."""
+        return max(0, self.block_size - self.first_row)
+
+    @property
+    def has_confidence_head(self) -> bool:
         """Proposals come with an acceptance probability each."""
         return bool(self.confidence_shape)
 
@@ -286,8 +291,8 @@ def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
         markov_rank=markov[-1] if markov else 0,
         markov_shapes=(markov, shapes.get("markov_w2.weight", ())),
         confidence_shape=shapes.get("conf_proj.weight", ()),
-        draft_vocab=n_vocab if d2t is None else d2t[0] if d2t else 0,
-        target_vocab=n_vocab,
+        draft_vocabulary=n_vocab if d2t is None else d2t[0] if d2t else 0,
+        target_vocabulary=n_vocab,
         d2t_range=None if d2t is None else _d2t_range(file),
         feature_width=shapes.get("fc.weight", (0,))[-1],
         own_embedding="token_embd.weight" in shapes,

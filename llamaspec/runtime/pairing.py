@@ -6,11 +6,9 @@ does not publish them or a layer does not exist; what two headers tell is settle
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
+from llamaspec.options import Head
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
-
-Head = Literal["graph", "python"]
 
 # Targets whose graph publishes the input of every layer at the pinned llama.cpp commit. Not here
 # although their files do: qwen4exp (publishes several streams at once, which the extraction
@@ -93,7 +91,7 @@ def target_problems(target: FileDescription) -> Iterator[str]:
         width = target.draft.feature_width // max(1, len(target.draft.taps))
         yield (
             f"{target.path}: is a {target.draft.method} draft for a target of width {width} and "
-            f"{target.draft.target_vocab} tokens, not standalone; "
+            f"{target.draft.target_vocabulary} tokens, not standalone; "
             "give it as the draft and that target as the model"
         )
     elif target.kind != "target":
@@ -153,9 +151,9 @@ def _width_problems(
 def _vocabulary_problems(
     target: FileDescription, draft: FileDescription, detail: DraftDescription
 ) -> Iterator[str]:
-    if detail.target_vocab != target.n_vocab:
+    if detail.target_vocabulary != target.n_vocab:
         yield (
-            f"the draft was made for {detail.target_vocab} tokens, "
+            f"the draft was made for {detail.target_vocabulary} tokens, "
             f"{target.path.name} has {target.n_vocab}"
         )
     elif draft.tokenizer not in ("", "none", "no_vocab", target.tokenizer):
@@ -164,22 +162,22 @@ def _vocabulary_problems(
         )
     if detail.mask_token_id is None:
         yield "the draft has no tokenizer.ggml.mask_token_id; convert it again"
-    elif detail.mask_token_id >= detail.target_vocab:
+    elif detail.mask_token_id >= detail.target_vocabulary:
         yield (
             f"the draft's mask token is {detail.mask_token_id}, "
-            f"its vocabulary has {detail.target_vocab} tokens"
+            f"its vocabulary has {detail.target_vocabulary} tokens"
         )
     if detail.d2t_range is None:
         return
     low, high = detail.d2t_range
-    if low < 0 or high >= detail.target_vocab or high < low:
+    if low < 0 or high >= detail.target_vocabulary or high < low:
         yield (
             f"the draft's d2t maps to tokens {low} to {high}, "
-            f"its vocabulary has {detail.target_vocab} tokens"
+            f"its vocabulary has {detail.target_vocabulary} tokens"
         )
     if not detail.own_head:
         yield (
-            f"the draft has a vocabulary of {detail.draft_vocab} tokens and no head of its own "
+            f"the draft has a vocabulary of {detail.draft_vocabulary} tokens and no head for it "
             "(output.weight); convert it again"
         )
 
@@ -197,10 +195,10 @@ def _head_problems(draft: FileDescription, detail: DraftDescription, head: Head)
     if detail.head in ("none", "selector"):
         return
     rank = detail.markov_rank
-    wanted = ((detail.target_vocab, rank), (detail.draft_vocab, rank))
+    wanted = ((detail.target_vocabulary, rank), (detail.draft_vocabulary, rank))
     for name, shape, right in zip(("w1", "w2"), detail.markov_shapes, wanted, strict=True):
         if shape != right:
             yield f"the draft's markov_{name} has shape {shape}, its vocabularies need {right}"
     confidence = draft.width + rank
-    if detail.has_confidence and math.prod(detail.confidence_shape) != confidence:
+    if detail.has_confidence_head and math.prod(detail.confidence_shape) != confidence:
         yield f"the draft's conf_proj has shape {detail.confidence_shape}, not (1, {confidence})"
