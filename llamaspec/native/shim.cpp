@@ -164,7 +164,7 @@ int ls_decode(llama_context * ctx, int n, const int32_t * token, const float * e
     });
 }
 
-int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps) {
+int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps, int publish) {
     return guarded(-1, [&] {
         const int n_layer = llama_model_n_layer(llama_get_model(ctx));
         for (int i = 0; i < n_taps; ++i) {
@@ -173,7 +173,7 @@ int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps) {
             }
         }
         for (int i = 0; i < n_taps; ++i) {
-            llama_set_embeddings_layer_inp(ctx, (uint32_t) taps[i], true);
+            llama_set_embeddings_layer_inp(ctx, (uint32_t) taps[i], publish != 0);
         }
         return 0;
     });
@@ -218,6 +218,10 @@ int ls_confidence(llama_context * ctx, int n_rows, float * out) {
         }
         return 0;
     });
+}
+
+const float * ls_hidden(llama_context * ctx) {
+    return guarded((const float *) nullptr, [&] { return (const float *) llama_get_embeddings_nextn(ctx); });
 }
 
 int ls_argmax(llama_context * ctx, int first, int n_rows, int32_t * ids) {

@@ -22,14 +22,15 @@ int ls_model_meta(const struct llama_model * model, const char * key, char * tex
 int ls_decode(struct llama_context * ctx, int n, const int32_t * token, const float * embd, const int32_t * pos,
               const int32_t * seq, const int8_t * output);
 
-/* Target side: which layer inputs to publish, and their rows gathered as out [n_rows, n_taps * n_embd]. */
-int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps);
+/* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
+int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
                        float * out);
 
 /* Draft side. base: return logits without the Markov head, in draft-vocabulary order, and hidden rows. */
 int ls_draft_setup(struct llama_context * ctx, int causal, int confidence, int base);
 int ls_confidence(struct llama_context * ctx, int n_rows, float * out);
+const float * ls_hidden(struct llama_context * ctx);
 
 /* Reductions over the logits of output rows first..first+n_rows-1; ids [n_rows], gap [n_rows] = top1 - top2. */
 int ls_argmax(struct llama_context * ctx, int first, int n_rows, int32_t * ids);

@@ -28,6 +28,7 @@ struct llama_context_params {
     uint32_t n_ubatch;
     uint32_t n_seq_max;
     uint32_t n_rs_seq;
+    uint32_t n_outputs_max;
     int32_t n_threads;
     int32_t n_threads_batch;
     enum llama_flash_attn_type flash_attn_type;
@@ -80,11 +81,7 @@ bool llama_memory_seq_rm(llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, 
 llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 
-void llama_set_embeddings(struct llama_context * ctx, bool embeddings);
-void llama_set_causal_attn(struct llama_context * ctx, bool causal_attn);
-void llama_synchronize(struct llama_context * ctx);
 float * llama_get_logits(struct llama_context * ctx);
-float * llama_get_embeddings(struct llama_context * ctx);
 
 int32_t llama_vocab_n_tokens(const struct llama_vocab * vocab);
 bool llama_vocab_is_eog(const struct llama_vocab * vocab, llama_token token);

@@ -1,0 +1,176 @@
+"""The loop: draft, verify, accept, commit, for every active sequence at once."""
+
+import logging
+
+import numpy as np
+
+from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
+from llamaspec.engine.sequence import Request, Sequence
+from llamaspec.errors import LlamaSpecError
+from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.context import TargetContext
+from llamaspec.trace import Round
+from llamaspec.verify.accept import Verification, accept
+
+logger = logging.getLogger("llamaspec")
+
+
+class Engine:
+    """Runs up to `slots` sequences over one target context and, where there is one, a drafter.
+
+    Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions and the drafter knows
+    the features of exactly those.
+    """
+
+    def __init__(self, target: TargetContext, drafter: Drafter | None) -> None:
+        slots = target.shape.n_seq
+        self._target = target
+        self._drafter = drafter
+        self._free = list(reversed(range(slots)))
+        self._active: list[Sequence] = []
+        widest = drafter.proposals if drafter else 0
+        self._batch = Batch(max(target.shape.n_batch, slots * (widest + 1)))
+        self._warned = False
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free)
+
+    def admit(self, request: Request) -> Sequence:
+        """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again then."""
+        if not self._free:
+            raise LlamaSpecError(
+                f"all {self._target.shape.n_seq} sequences are in use; finish or close a stream first"
+            )
+        sequence = Sequence(self._free.pop(), request)
+        self._active.append(sequence)
+        try:
+            self._clear(sequence)
+            self._prefill(sequence)
+        except BaseException:
+            self.release(sequence)
+            raise
+        return sequence
+
+    def step(self) -> None:
+        """One round for every unfinished sequence."""
+        active = [s for s in self._active if s.finish_reason is None]
+        if not active:
+            return
+        proposals = self._propose(active)
+        starts = self._decode(active, proposals)
+        verified = self._accept(active, proposals, starts)
+        self._commit(active, proposals, starts, verified)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the slot of a sequence, finished or not. A second call does nothing."""
+        if sequence not in self._active:
+            return
+        self._active.remove(sequence)
+        self._free.append(sequence.slot)
+        if not self._target.closed:
+            self._clear(sequence)
+
+    def _clear(self, sequence: Sequence) -> None:
+        self._target.truncate(sequence.slot, 0)
+        if self._drafter is not None:
+            self._drafter.reset(sequence.slot)
+
+    def _prefill(self, sequence: Sequence) -> None:
+        request, batch = sequence.request, self._batch
+        drafting = self._drafter is not None and request.draft_max > 0
+        self._publish()
+        step = self._target.shape.n_batch
+        prompt = request.prompt
+        for start in range(0, len(prompt), step):
+            part = prompt[start : start + step]
+            batch.clear()
+            batch.add_tokens(part, start=start, seq=sequence.slot, output=False)
+            batch.output[len(part) - 1] = start + step >= len(prompt)
+            self._target.decode(batch)
+            if drafting:
+                rows = np.arange(len(part), dtype=np.int32)
+                self._learn(rows)
+        row = batch.size - 1
+        first = request.draw(row) if request.draw else int(self._target.argmax(1)[0])
+        sequence.commit((first,))
+
+    def _publish(self) -> None:
+        wanted = self._drafter is not None and any(s.request.draft_max > 0 for s in self._active)
+        self._target.publish(wanted)
+
+    def _propose(self, active: list[Sequence]) -> list[Proposal]:
+        if self._drafter is None:
+            return [NOTHING] * len(active)
+        anchors = [
+            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit) for s in active
+        ]
+        if not any(anchor.limit for anchor in anchors):
+            return [NOTHING] * len(active)
+        try:
+            return self._drafter.propose(anchors)
+        except Exception as error:
+            self._warn(error)
+            return [NOTHING] * len(active)
+
+    def _decode(self, active: list[Sequence], proposals: list[Proposal]) -> list[int]:
+        """Verify pass over [anchor, d1..dl] of all sequences; return the first row of each."""
+        batch = self._batch
+        batch.clear()
+        starts = [
+            batch.add_tokens((s.anchor, *p.ids), start=s.n_past, seq=s.slot, output=True)
+            for s, p in zip(active, proposals, strict=True)
+        ]
+        self._target.decode(batch)
+        return starts
+
+    def _accept(
+        self, active: list[Sequence], proposals: list[Proposal], starts: list[int]
+    ) -> list[Verification]:
+        greedy: list[int] = []
+        if any(s.request.draw is None for s in active):
+            greedy = self._target.argmax(self._batch.size).tolist()
+        verified = []
+        for sequence, proposal, start in zip(active, proposals, starts, strict=True):
+            draw = sequence.request.draw or greedy.__getitem__
+            verified.append(accept(lambda i, d=draw, at=start: d(at + i), proposal.ids))
+        return verified
+
+    def _commit(
+        self,
+        active: list[Sequence],
+        proposals: list[Proposal],
+        starts: list[int],
+        verified: list[Verification],
+    ) -> None:
+        rows: list[int] = []
+        for sequence, proposal, start, result in zip(
+            active, proposals, starts, verified, strict=True
+        ):
+            position, anchor = sequence.n_past, sequence.anchor
+            kept = sequence.commit(result.tokens)
+            accepted = min(result.accepted, kept)
+            sequence.rounds.append(
+                Round(position, anchor, proposal.ids, proposal.confidence, accepted, kept)
+            )
+            if kept <= len(proposal.ids):
+                self._target.truncate(sequence.slot, sequence.n_past)
+            if sequence.finish_reason is None and sequence.request.draft_max > 0:
+                rows.extend(range(start, start + kept))
+        if rows and self._drafter is not None:
+            self._learn(np.array(rows, np.int32))
+
+    def _learn(self, rows: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
+        """Hand the features of committed rows of the last batch to the drafter."""
+        assert self._drafter is not None
+        batch = self._batch
+        features = Features(self._target.features(rows), batch.seq[rows], batch.pos[rows])
+        try:
+            self._drafter.commit(features)
+        except Exception as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        logger.log(level, "the draft failed, this round is decoded without it: %s", error)

@@ -1,0 +1,60 @@
+"""The state of one sequence in the loop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llamaspec.engine.ending import Ending, FinishReason
+from llamaspec.runtime.arrays import IntArray
+from llamaspec.trace import Round
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. prompt [n] token ids; limit: most tokens; draft_max: most proposals a round, 0 for none.
+
+    draw(row): the target's token from an output row of the last verify pass, None for greedy.
+    """
+
+    prompt: IntArray
+    limit: int
+    draft_max: int
+    ending: Ending
+    draw: Callable[[int], int] | None = None
+
+
+@dataclass
+class Sequence:
+    """A request in a slot. The last token is the anchor: committed, but not yet in the KV cache."""
+
+    slot: int
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def anchor(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def n_past(self) -> int:
+        """Positions in the target's KV cache, and feature rows in the draft's: all but the anchor."""
+        return len(self.request.prompt) + len(self.tokens) - 1
+
+    @property
+    def remaining(self) -> int:
+        return self.request.limit - len(self.tokens)
+
+    @property
+    def draft_limit(self) -> int:
+        """The most proposals that can still become text: the last token is the target's own."""
+        return max(0, min(self.request.draft_max, self.remaining - 1))
+
+    def commit(self, tokens: tuple[int, ...]) -> int:
+        """Append tokens up to where the text ends; return how many were kept."""
+        for kept, token in enumerate(tokens, 1):
+            self.tokens.append(token)
+            self.finish_reason = self.request.ending.push(token)
+            if self.finish_reason is not None:
+                return kept
+        return len(tokens)

@@ -1,0 +1,173 @@
+"""From two files to an engine: checks first, then the native objects, with what could be wrong said in one line."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamaspec.draft.block import BlockDrafter, BlockLayout
+from llamaspec.draft.heads import MarkovHead, load_head
+from llamaspec.engine.loop import Engine
+from llamaspec.errors import OptionError
+from llamaspec.options import DEFAULT_CONTEXT, LoadOptions
+from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
+from llamaspec.runtime.describe import (
+    check_pair,
+    check_target,
+    describe,
+)
+from llamaspec.runtime.description import DraftDescription, FileDescription
+from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.runtime.model import Model
+
+logger = logging.getLogger("llamaspec")
+
+# llama.cpp rounds context sizes up to this
+_PADDING = 256
+
+
+@dataclass
+class Pair:
+    """A loaded target, with its draft where there is one."""
+
+    target_file: FileDescription
+    draft_file: FileDescription | None
+    model: Model
+    draft_model: Model | None
+    context: TargetContext
+    drafter: BlockDrafter | None
+    engine: Engine
+    n_ctx: int
+    options: LoadOptions
+
+    def close(self) -> None:
+        """Release the draft before the target whose embedding and head it uses."""
+        if self.draft_model is not None:
+            self.draft_model.close()
+        self.model.close()
+
+
+def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
+    """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything native is risked."""
+    target_file = describe(target)
+    check_target(target_file)
+    draft_file = None
+    if draft is not None:
+        draft_file = describe(draft)
+        check_pair(target_file, draft_file, head=options.head)
+    model = Model.load(target, n_gpu_layers=options.n_gpu_layers)
+    draft_model = None
+    try:
+        if draft is not None:
+            _check_roll_back(model)
+            draft_model = Model.load(draft, n_gpu_layers=options.n_gpu_layers_draft)
+        n_ctx = _context_length(model, options)
+        layout = _layout(draft_file) if draft_file else None
+        context = _target_context(model, n_ctx, layout, options)
+        drafter = None
+        if draft_model is not None and draft_file is not None and layout is not None:
+            drafter = _drafter(draft_model, draft_file, context, layout, options)
+        engine = Engine(context, drafter)
+    except BaseException:
+        if draft_model is not None:
+            draft_model.close()
+        model.close()
+        raise
+    return Pair(
+        target_file, draft_file, model, draft_model, context, drafter, engine, n_ctx, options
+    )
+
+
+def _check_roll_back(model: Model) -> None:
+    if not model.can_roll_back:
+        raise OptionError(
+            f"{model.path.name} keeps recurrent state, which cannot drop rejected tokens yet; load it without a draft"
+        )
+
+
+def _context_length(model: Model, options: LoadOptions) -> int:
+    trained = model.n_ctx_train
+    if not options.context:
+        return min(trained, DEFAULT_CONTEXT)
+    if options.context > trained:
+        logger.warning(
+            "context %d is beyond the %d positions that %s was trained for",
+            options.context,
+            trained,
+            model.path.name,
+        )
+    return options.context
+
+
+def _layout(draft: FileDescription) -> BlockLayout:
+    described = _described(draft)
+    return BlockLayout(
+        proposals=described.proposals,
+        first=int(not described.sample_from_anchor),
+        mask=_mask(described),
+        vocabulary=described.draft_vocabulary,
+        confidence=described.has_confidence_head,
+    )
+
+
+def _mask(draft: DraftDescription) -> int:
+    assert draft.mask_token_id is not None, "check_pair refuses a draft without a mask token"
+    return draft.mask_token_id
+
+
+def _described(draft: FileDescription) -> DraftDescription:
+    assert draft.draft is not None
+    return draft.draft
+
+
+def _target_context(
+    model: Model, n_ctx: int, layout: BlockLayout | None, options: LoadOptions
+) -> TargetContext:
+    rows = (layout.proposals if layout else 0) + 1
+    shape = ContextShape(
+        n_ctx=_padded(options.sequences * n_ctx),
+        n_batch=max(options.batch, options.sequences * rows),
+        n_seq=options.sequences,
+        n_outputs=options.sequences * rows,
+        threads=options.n_threads,
+        flash_attention=options.flash_attention,
+        cache_type=options.cache_type,
+    )
+    return TargetContext.create(model, shape)
+
+
+def _drafter(
+    model: Model,
+    file: FileDescription,
+    target: TargetContext,
+    layout: BlockLayout,
+    options: LoadOptions,
+) -> BlockDrafter:
+    described = _described(file)
+    rows = options.sequences * (layout.proposals + layout.first)
+    # a block reaches past the last committed position, by its own length
+    n_ctx = target.shape.n_ctx + rows
+    shape = replace(
+        target.shape,
+        n_ctx=_padded(n_ctx),
+        n_batch=max(options.batch, rows),
+        n_outputs=rows,
+    )
+    target.set_taps(described.taps)
+    context = DraftContext.create(model, shape, target)
+    head = _python_head(model.path) if options.head == "python" else None
+    context.configure(
+        feature_width=target.feature_width,
+        causal=described.causal,
+        confidence=described.has_confidence_head,
+        base=head is not None,
+    )
+    return BlockDrafter(context, layout, head)
+
+
+def _python_head(path: Path) -> MarkovHead:
+    with GGUFFile.open(path) as file:
+        return load_head(file)
+
+
+def _padded(n_ctx: int) -> int:
+    return -(-n_ctx // _PADDING) * _PADDING

@@ -1,0 +1,104 @@
+"""Every option and its default, once. Values are checked on construction and raise OptionError."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from llamaspec.errors import OptionError
+
+FlashAttention = Literal["auto", "on", "off"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0"]
+Head = Literal["graph", "python"]
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_BATCH = 512
+DEFAULT_MAX_TOKENS = 256
+ALL_LAYERS = -1
+BLOCK = -1
+"""draft_max: as many proposals as the draft's block holds."""
+
+
+def physical_cores() -> int:
+    """The physical cores this process may run on: hyper-threads slow matrix products down."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if allowed is None:
+        return max(1, os.cpu_count() or 1)
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:
+            return len(allowed)
+    return len(cores)
+
+
+def _choice(name: str, value: str, kind: object) -> None:
+    allowed = get_args(kind)
+    if value not in allowed:
+        raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a pair.
+
+    context: positions a sequence may use, prompt and completion together; 0: the model's own, at most 4096.
+    n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the physical cores.
+    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at once.
+    """
+
+    context: int = 0
+    n_gpu_layers: int = ALL_LAYERS
+    n_gpu_layers_draft: int = ALL_LAYERS
+    threads: int = 0
+    batch: int = DEFAULT_BATCH
+    flash_attention: FlashAttention = "auto"
+    cache_type: CacheType = "f16"
+    head: Head = "graph"
+    sequences: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least("context", self.context, 0)
+        _at_least("threads", self.threads, 0)
+        _at_least("batch", self.batch, 32)
+        _at_least("sequences", self.sequences, 1)
+        _choice("flash_attention", self.flash_attention, FlashAttention)
+        _choice("cache_type", self.cache_type, CacheType)
+        _choice("head", self.head, Head)
+
+    @property
+    def n_threads(self) -> int:
+        return self.threads or physical_cores()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """How to generate one completion.
+
+    max_tokens: most tokens to generate. temperature: 0 is greedy. seed: of the draws, None for a fresh one.
+    stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for plain decoding.
+    """
+
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    draft_max: int = BLOCK
+
+    def __post_init__(self) -> None:
+        _at_least("max_tokens", self.max_tokens, 1)
+        _at_least("draft_max", self.draft_max, BLOCK)
+        if not 0 <= self.temperature <= 100 or math.isnan(self.temperature):
+            raise OptionError(f"temperature is {self.temperature!r}; it must lie in 0 to 100")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise OptionError(f"seed is {self.seed!r}; it must lie in 0 to 4294967295")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise OptionError(f"stop is {self.stop!r}; every stop text must be a non-empty string")

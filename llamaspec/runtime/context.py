@@ -1,0 +1,195 @@
+"""A KV cache and its compute buffers, on one model."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from llamaspec.errors import DecodeError, LlamaSpecError
+from llamaspec.ffi import ffi, lib
+from llamaspec.options import CacheType, FlashAttention
+from llamaspec.runtime import log
+from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
+from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.handle import NativeHandle
+from llamaspec.runtime.model import Model
+
+_FLASH = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_CACHE = {
+    "f32": lib.GGML_TYPE_F32,
+    "f16": lib.GGML_TYPE_F16,
+    "bf16": lib.GGML_TYPE_BF16,
+    "q8_0": lib.GGML_TYPE_Q8_0,
+}
+_DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """Sizes and types of a context. n_ctx counts the rows of all sequences together."""
+
+    n_ctx: int
+    n_batch: int
+    n_seq: int
+    n_outputs: int
+    threads: int
+    flash_attention: FlashAttention
+    cache_type: CacheType
+
+
+class Context(NativeHandle):
+    """One llama_context. Not thread-safe: whoever owns it serialises the calls.
+
+    `seconds` is the wall time spent inside native compute calls since creation.
+    """
+
+    model: Model
+    shape: ContextShape
+    seconds: float
+    _memory: Any
+    _logits_width: int
+
+    @classmethod
+    def create(cls, model: Model, shape: ContextShape, other: "Context | None" = None) -> Self:
+        """Make a context; `other` is the target's, for a draft that uses its embedding and head.
+
+        Raises LlamaSpecError with llama.cpp's reason, for instance where memory is short.
+        """
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = shape.n_ctx, shape.n_seq
+        params.n_batch = params.n_ubatch = shape.n_batch
+        params.n_outputs_max = shape.n_outputs
+        params.n_threads = params.n_threads_batch = shape.threads
+        params.flash_attn_type = _FLASH[shape.flash_attention]
+        params.type_k = params.type_v = _CACHE[shape.cache_type]
+        params.kv_unified = True
+        params.swa_full = True
+        params.no_perf = True
+        owners: tuple[NativeHandle, ...] = (model,)
+        if other is not None:
+            params.ctx_other = other.ptr
+            owners = (model, other)
+        native = ffi.new("struct llama_context_params *", params)
+        ptr = lib.ls_context_new(model.ptr, native)
+        lines = log.drain()
+        if not ptr:
+            raise LlamaSpecError(
+                f"{model.path.name}: no context of {shape.n_ctx} positions: {log.reason(lines)}"
+            )
+        context = cls(ptr, lib.llama_free, *owners)
+        context.model, context.shape, context.seconds = model, shape, 0.0
+        context._memory = lib.llama_get_memory(ptr)
+        context._logits_width = model.vocab.size
+        return context
+
+    def decode(self, batch: Batch) -> None:
+        """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache unchanged."""
+        ptr = self.ptr
+        started = time.perf_counter()
+        code = lib.ls_decode(ptr, batch.size, *batch.pointers)
+        self.seconds += time.perf_counter() - started
+        if code != 0:
+            lines = log.drain()
+            reason = _DECODE_FAILURES.get(code) or log.reason(lines)
+            raise DecodeError(
+                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}", code
+            )
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Drop the positions from `length` on of sequence `seq` from the KV cache."""
+        _ = self.ptr
+        if not lib.llama_memory_seq_rm(self._memory, seq, length, -1):
+            raise DecodeError(f"{self.model.path.name}: cannot drop the positions from {length} on")
+
+    def length(self, seq: int) -> int:
+        """How many positions of sequence `seq` the KV cache holds."""
+        _ = self.ptr
+        return int(lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
+
+    def argmax(self, n_rows: int) -> IntArray:
+        """The largest logit's index of the first n_rows output rows of the last decode, [n_rows]."""
+        ids = np.empty(n_rows, np.int32)
+        self._check(lib.ls_argmax(self.ptr, 0, n_rows, int_pointer(ids)))
+        return ids
+
+    def top2(self, n_rows: int) -> tuple[IntArray, FloatArray]:
+        """As `argmax`, with the gap between the two largest logits of every row."""
+        ids, gap = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
+        self._check(lib.ls_top2(self.ptr, 0, n_rows, int_pointer(ids), float_pointer(gap)))
+        return ids, gap
+
+    def logits_view(self, n_rows: int) -> FloatArray:
+        """The first n_rows output rows [n_rows, vocabulary]: native memory, valid until the next decode."""
+        return self._view(lib.llama_get_logits(self.ptr), n_rows, self._logits_width)
+
+    def hidden_view(self, n_rows: int) -> FloatArray:
+        """The draft's hidden rows [n_rows, width] in base mode: native memory, valid until the next decode."""
+        return self._view(lib.ls_hidden(self.ptr), n_rows, self.model.n_embd)
+
+    def _view(self, ptr: Any, n_rows: int, width: int) -> FloatArray:  # noqa: ANN401
+        if not ptr:
+            raise DecodeError(f"{self.model.path.name}: the last decode left no such rows")
+        flat = np.frombuffer(ffi.buffer(ptr, n_rows * width * 4), np.float32)
+        return flat.reshape(n_rows, width)
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise DecodeError(f"{self.model.path.name}: {log.reason(log.drain())}", code)
+
+
+class TargetContext(Context):
+    """A target's context: publishes the layer inputs that a draft reads."""
+
+    taps: tuple[int, ...] = ()
+    _tapping: bool = False
+
+    def set_taps(self, taps: tuple[int, ...]) -> None:
+        """Choose the layer inputs that make up a feature row. The architecture must publish them (see describe)."""
+        self.taps = taps
+        self._taps_array = np.array(taps, np.int32)
+
+    def publish(self, wanted: bool) -> None:
+        """Turn the publication of features on or off; plain decoding need not pay for it."""
+        if wanted == self._tapping or not self.taps:
+            return
+        taps = int_pointer(self._taps_array)
+        self._check(lib.ls_set_taps(self.ptr, taps, len(self.taps), wanted))
+        self._tapping = wanted
+
+    @property
+    def feature_width(self) -> int:
+        return len(self.taps) * self.model.n_embd
+
+    def features(self, rows: IntArray) -> FloatArray:
+        """The feature rows [n, taps * width] of the given rows of the last batch."""
+        out = np.empty((len(rows), self.feature_width), np.float32)
+        taps = int_pointer(self._taps_array)
+        code = lib.ls_gather_features(
+            self.ptr, taps, len(self.taps), int_pointer(rows), len(rows), float_pointer(out)
+        )
+        self._check(code)
+        return out
+
+
+class DraftContext(Context):
+    """A draft's context: non-causal blocks over injected features."""
+
+    feature_width: int
+
+    def configure(
+        self, *, feature_width: int, causal: bool, confidence: bool, base: bool
+    ) -> None:
+        """base: leave the Markov head to the caller (logits in draft-vocabulary order, hidden rows)."""
+        self.feature_width = feature_width
+        self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
+
+    def confidence(self, n_rows: int) -> FloatArray:
+        """P(accepted | accepted so far) of every block row, [n_rows]."""
+        out = np.empty(n_rows, np.float32)
+        self._check(lib.ls_confidence(self.ptr, n_rows, float_pointer(out)))
+        return out

@@ -1,0 +1,56 @@
+"""Ownership of native objects: one base, released once, children before parents."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Self
+
+from llamaspec.errors import ClosedError
+
+
+def _release(free: Callable[[Any], None], ptr: Any, owners: tuple["NativeHandle", ...]) -> None:  # noqa: ANN401
+    # owners is only held, not used: it keeps parents alive until this child is gone
+    free(ptr)
+
+
+class NativeHandle:
+    """A native pointer with one release.
+
+    `close()` may be called any number of times; closing a parent closes its children first. An object that is
+    dropped without `close()` is released by the garbage collector or at exit, parents after children.
+    """
+
+    def __init__(
+        self,
+        ptr: Any,  # noqa: ANN401
+        free: Callable[[Any], None],
+        *owners: "NativeHandle",
+    ) -> None:
+        self._ptr = ptr
+        self._children: weakref.WeakSet[NativeHandle] = weakref.WeakSet()
+        self._finalizer = weakref.finalize(self, _release, free, ptr, owners)
+        for owner in owners:
+            owner._children.add(self)
+
+    @property
+    def ptr(self) -> Any:  # noqa: ANN401
+        """The native pointer; raises ClosedError after close()."""
+        if self._ptr is None:
+            raise ClosedError(f"this {type(self).__name__} is closed; load it again to use it")
+        return self._ptr
+
+    @property
+    def closed(self) -> bool:
+        return self._ptr is None
+
+    def close(self) -> None:
+        """Release the native object and everything that depends on it."""
+        for child in list(self._children):
+            child.close()
+        self._ptr = None
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

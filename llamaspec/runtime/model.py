@@ -1,0 +1,56 @@
+"""A loaded GGUF and its vocabulary."""
+
+from pathlib import Path
+from typing import Self
+
+from llamaspec.errors import ModelLoadError
+from llamaspec.ffi import ffi, lib
+from llamaspec.runtime import backend, log
+from llamaspec.runtime.handle import NativeHandle
+from llamaspec.runtime.vocab import Vocab
+
+
+class Model(NativeHandle):
+    """Weights in memory. Contexts made from a model keep it alive."""
+
+    path: Path
+    vocab: Vocab
+    n_embd: int
+    n_layer: int
+    n_ctx_train: int
+
+    @classmethod
+    def load(cls, path: Path, *, n_gpu_layers: int) -> Self:
+        """Load a GGUF that has passed `gguf_file`'s checks.
+
+        n_gpu_layers: layers to place on the GPU, negative for all. Raises ModelLoadError with llama.cpp's reason.
+        """
+        backend.initialise()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        native = ffi.new("struct llama_model_params *", params)
+        ptr = lib.ls_model_load(str(path).encode(), native)
+        lines = log.drain()
+        if not ptr:
+            raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {log.reason(lines)}")
+        model = cls(ptr, lib.llama_model_free)
+        model.path = path
+        model.vocab = Vocab(model)
+        model.n_embd = lib.llama_model_n_embd(ptr)
+        model.n_layer = lib.llama_model_n_layer(ptr)
+        model.n_ctx_train = lib.llama_model_n_ctx_train(ptr)
+        return model
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's name for the model type, such as "qwen3 8B Q4_K - Medium"."""
+        text = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.ptr, text, 256)
+        return str(ffi.string(text).decode("utf-8", "replace"))
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether rejected positions can be dropped from the KV cache (not so for recurrent state)."""
+        return not (
+            lib.llama_model_is_recurrent(self.ptr) or lib.llama_model_is_hybrid(self.ptr)
+        )

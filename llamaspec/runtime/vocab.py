@@ -1,0 +1,80 @@
+"""Text to token ids and back, through the model's own tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llamaspec.errors import OptionError
+from llamaspec.ffi import ffi, lib
+from llamaspec.runtime.arrays import IntArray
+
+if TYPE_CHECKING:
+    from llamaspec.runtime.model import Model
+
+
+class Vocab:
+    """The vocabulary of a model; usable as long as the model is open."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._ptr = lib.llama_model_get_vocab(model.ptr)
+        self.size: int = lib.llama_vocab_n_tokens(self._ptr)
+        self.mask: int = lib.llama_vocab_mask(self._ptr)
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._eog: dict[int, bool] = {}
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> IntArray:
+        """Return the token ids [n] (int32) of `text`.
+
+        add_special adds what the model wants around a prompt (BOS); parse_special reads "<|...|>" as special tokens.
+        """
+        _ = self._model.ptr
+        data = text.encode("utf-8", "surrogatepass" if text.isascii() else "replace")
+        size = len(data) + 8
+        ids = np.empty(size, np.int32)
+        buffer = ffi.from_buffer("int32_t[]", ids)
+        count = lib.ls_tokenize(self._ptr, data, len(data), buffer, size, add_special, parse_special)
+        if count < 0:
+            raise OptionError(f"the prompt of {len(text)} characters cannot be tokenised")
+        return ids[:count].copy()
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes that a token adds to the text; control tokens give b"" unless `special`."""
+        key = (token, special)
+        known = self._pieces.get(key)
+        if known is not None:
+            return known
+        size = 256
+        text = ffi.new("char[]", size)
+        length = lib.ls_token_piece(self._ptr, token, text, size, special)
+        if length < 0:
+            size = -length
+            text = ffi.new("char[]", size)
+            length = lib.ls_token_piece(self._ptr, token, text, size, special)
+        piece = bytes(ffi.buffer(text, max(length, 0)))
+        self._pieces[key] = piece
+        return piece
+
+    def text(self, tokens: IntArray | list[int]) -> str:
+        """Return the text of whole tokens, control tokens left out."""
+        return b"".join(self.piece(int(t)) for t in tokens).decode("utf-8", "replace")
+
+    def is_end(self, token: int) -> bool:
+        """Whether `token` ends a generation (EOS, EOT and the like)."""
+        known = self._eog.get(token)
+        if known is None:
+            known = self._eog[token] = bool(lib.llama_vocab_is_eog(self._ptr, token))
+        return known
+
+    @property
+    def bos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_bos(self._ptr))
+
+    @property
+    def eos_text(self) -> str:
+        return self._special_text(lib.llama_vocab_eos(self._ptr))
+
+    def _special_text(self, token: int) -> str:
+        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""

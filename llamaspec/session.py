@@ -1,0 +1,391 @@
+"""Session: a loaded pair, and everything a program does with it."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from llamaspec import demo, hub
+from llamaspec.engine.ending import Ending, FinishReason
+from llamaspec.engine.sequence import Request
+from llamaspec.engine.sequence import Sequence as Running
+from llamaspec.errors import ClosedError, ContextFullError, LlamaSpecError, OptionError
+from llamaspec.loading import Pair, load_pair
+from llamaspec.options import BLOCK, DEFAULT_MAX_TOKENS, GenerateOptions, LoadOptions
+from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.sampler import Sampler
+from llamaspec.text.chat import ChatTemplate
+from llamaspec.trace import Round, Stats, Times, summarise
+
+logger = logging.getLogger("llamaspec")
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message] | IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a streamed completion: text in whole characters, and the token ids committed with it.
+
+    The text may lag behind the ids by an unfinished character or a possible stop text; `text` over all pieces is
+    the completion's text, `token_ids` over all pieces its ids.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished completion.
+
+    text: without the stop text and without control tokens. token_ids: as committed, an end-of-generation token
+    included. finish_reason: "stop" (end token or stop text) or "length" (max_tokens or the end of the context).
+    rounds: what was drafted and accepted, in order.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    rounds: tuple[Round, ...]
+
+
+@dataclass
+class Spent:
+    """Seconds of work on one completion so far; the parts are those in native compute calls."""
+
+    total_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+
+@dataclass
+class _Run:
+    """One completion under way; `taken` tokens of it have been handed out."""
+
+    sequence: Running
+    spent: Spent
+    first_token_s: float
+    taken: int = 0
+
+
+class Session:
+    """A loaded target with its draft. A context manager; use it from one thread at a time or from several.
+
+    Attributes:
+        last: the newest finished Completion, None before the first.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._lock = threading.RLock()
+        self._closed = False
+        self._template: ChatTemplate | None = None
+        self.last: Completion | None = None
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions that prompt and completion of one sequence may use together."""
+        return self._pair.n_ctx
+
+    @property
+    def draft_limit(self) -> int:
+        """The most tokens that the draft proposes a round; 0 without a draft."""
+        return self._pair.drafter.proposals if self._pair.drafter else 0
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._pair.target_file.has_chat_template
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        draft_max: int | None = None,
+    ) -> Completion:
+        """Complete a prompt.
+
+        Args:
+            prompt: text, token ids, or chat messages ({"role": ..., "content": ...}) for the model's template.
+            max_tokens: most tokens to generate; the end of the context ends the text too.
+            temperature: 0 for greedy decoding. The same seed gives the same text with and without a draft.
+            seed: of the draws, 0 to 2^32 - 1; None takes a fresh one.
+            stop: one or more texts that end the completion.
+            draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+
+        Raises:
+            OptionError: an argument out of range. ContextFullError: the prompt does not fit. DecodeError: llama.cpp
+            failed. ClosedError: the session is closed.
+        """
+        options = _options(max_tokens, temperature, seed, stop, draft_max)
+        for _ in self._stream(prompt, options):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        draft_max: int | None = None,
+    ) -> Iterator[Piece]:
+        """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
+
+        Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
+        """
+        return self._stream(prompt, _options(max_tokens, temperature, seed, stop, draft_max))
+
+    def tokenize(self, prompt: Prompt) -> IntArray:
+        """Return the token ids [n] that `generate` would use for a prompt."""
+        self._check_open()
+        vocab = self._pair.model.vocab
+        if isinstance(prompt, str):
+            return vocab.tokenize(prompt)
+        if isinstance(prompt, np.ndarray):
+            return self._checked_ids(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            text = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
+            # most templates write the beginning-of-text token themselves
+            bos = vocab.bos_text
+            return vocab.tokenize(text, add_special=not (bos and text.startswith(bos)))
+        return self._checked_ids(np.asarray(prompt))
+
+    def close(self) -> None:
+        """Free both models. A second call does nothing; any later use raises ClosedError."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._pair.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _stream(self, prompt: Prompt, options: GenerateOptions) -> Iterator[Piece]:
+        started = time.perf_counter()
+        ids = self._fitting_prompt(prompt)
+        sampler = _sampler(options)
+        run = None
+        parts: list[str] = []
+        try:
+            run = self._admit(ids, options, sampler, started)
+            yield from self._pieces(run, parts)
+            self.last = _completion(run, "".join(parts))
+        finally:
+            with self._lock:
+                if run is not None:
+                    self._pair.engine.release(run.sequence)
+            if sampler is not None:
+                sampler.close()
+
+    def _pieces(self, run: _Run, parts: list[str]) -> Iterator[Piece]:
+        sequence = run.sequence
+        while True:
+            text, tokens = self._take(run)
+            if text or tokens:
+                parts.append(text)
+                yield Piece(text, tokens)
+            if sequence.finish_reason is not None and run.taken == len(sequence.tokens):
+                return
+            self._advance(run)
+
+    def _take(self, run: _Run) -> tuple[str, tuple[int, ...]]:
+        with self._lock:
+            sequence = run.sequence
+            tokens = tuple(sequence.tokens[run.taken :])
+            run.taken = len(sequence.tokens)
+            return sequence.request.ending.take(), tokens
+
+    def _advance(self, run: _Run) -> None:
+        with self._lock:
+            self._check_open()
+            # another thread's step may have moved this sequence on already
+            if run.taken == len(run.sequence.tokens):
+                with _Clock(self._pair, run.spent):
+                    self._pair.engine.step()
+
+    def _admit(
+        self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None, started: float
+    ) -> _Run:
+        pair, vocab = self._pair, self._pair.model.vocab
+        limit = min(options.max_tokens, self.n_ctx - len(ids))
+        ending = Ending(piece=vocab.piece, is_end=vocab.is_end, limit=limit, stop=options.stop)
+        request = Request(
+            prompt=ids,
+            limit=limit,
+            draft_max=self._draft_max(options.draft_max),
+            ending=ending,
+            draw=None if sampler is None else lambda row: sampler.draw(pair.context, row),
+        )
+        with self._lock:
+            self._check_open()
+            spent = Spent(time.perf_counter() - started)
+            with _Clock(pair, spent):
+                sequence = pair.engine.admit(request)
+        return _Run(sequence, spent, first_token_s=spent.total_s)
+
+    def _draft_max(self, asked: int) -> int:
+        limit = self.draft_limit
+        if asked > limit > 0:
+            logger.warning(
+                "draft_max %d is more than the draft's block gives; using %d", asked, limit
+            )
+        return limit if asked == BLOCK else min(asked, limit)
+
+    def _fitting_prompt(self, prompt: Prompt) -> IntArray:
+        ids = self.tokenize(prompt)
+        if not len(ids):
+            raise OptionError("the prompt is empty; give at least one token")
+        if len(ids) >= self.n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(ids)} tokens but the context {self.n_ctx}, and at least one must stay free; "
+                "shorten the prompt or load with a larger context"
+            )
+        return ids
+
+    def _checked_ids(self, ids: "np.ndarray[Any, Any]") -> IntArray:
+        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+            raise OptionError(
+                "the prompt is none of: text, a flat list of token ids, a list of chat messages"
+            )
+        size = self._pair.model.vocab.size
+        if ids.size and not (0 <= ids.min() and ids.max() < size):
+            bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            raise OptionError(f"token id {bad} lies outside the vocabulary of {size}")
+        return np.ascontiguousarray(ids, np.int32)
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            self._template = chat_template(self._pair)
+        return self._template
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this session is closed; load the pair again to use it")
+
+
+class _Clock:
+    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute calls."""
+
+    def __init__(self, pair: Pair, spent: Spent) -> None:
+        self._pair = pair
+        self._spent = spent
+
+    def __enter__(self) -> None:
+        self._draft, self._verify = self._native()
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent.total_s += time.perf_counter() - self._started
+        draft, verify = self._native()
+        self._spent.draft_s += draft - self._draft
+        self._spent.verify_s += verify - self._verify
+
+    def _native(self) -> tuple[float, float]:
+        drafter = self._pair.drafter
+        return (drafter.seconds if drafter else 0.0), self._pair.context.seconds
+
+
+def load(
+    model: str | PathLike[str] | None = None,
+    draft: str | PathLike[str] | None = None,
+    *,
+    options: LoadOptions | None = None,
+    **settings: Any,  # noqa: ANN401
+) -> Session:
+    """Load a target and its draft.
+
+    Args:
+        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the bundled pair.
+        draft: the target's DSpark or DFlash draft, likewise; None for plain decoding.
+        options: see LoadOptions. settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft,
+            threads, batch, flash_attention, cache_type, head, sequences.
+
+    Raises:
+        OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
+    """
+    if options is not None and settings:
+        raise OptionError("give either options or single settings, not both")
+    chosen = options or _load_options(settings)
+    if model is None:
+        if draft is not None:
+            raise OptionError(f"draft {draft} was given without a model; give both or neither")
+        model, draft = demo.target_path(), demo.draft_path()
+    target_path = hub.resolve(model)
+    draft_path = None if draft is None else hub.resolve(draft)
+    return Session(load_pair(target_path, draft_path, chosen))
+
+
+def _load_options(settings: dict[str, Any]) -> LoadOptions:
+    known = {field.name for field in fields(LoadOptions)}
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise OptionError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+    return LoadOptions(**settings)
+
+
+def _options(
+    max_tokens: int,
+    temperature: float,
+    seed: int | None,
+    stop: str | Sequence[str],
+    draft_max: int | None,
+) -> GenerateOptions:
+    return GenerateOptions(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        draft_max=BLOCK if draft_max is None else draft_max,
+    )
+
+
+def _sampler(options: GenerateOptions) -> Sampler | None:
+    if options.temperature == 0:
+        return None
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    return Sampler.create(temperature=options.temperature, seed=seed)
+
+
+def _completion(run: _Run, text: str) -> Completion:
+    sequence = run.sequence
+    assert sequence.finish_reason is not None
+    times = Times(
+        total_s=run.spent.total_s,
+        draft_s=run.spent.draft_s,
+        verify_s=run.spent.verify_s,
+        first_token_s=run.first_token_s,
+    )
+    stats = summarise(
+        sequence.rounds,
+        prompt_tokens=len(sequence.request.prompt),
+        completion_tokens=len(sequence.tokens),
+        times=times,
+    )
+    return Completion(
+        text, tuple(sequence.tokens), sequence.finish_reason, stats, tuple(sequence.rounds)
+    )
