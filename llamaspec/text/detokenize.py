@@ -1,0 +1,49 @@
+"""Text from a stream of tokens, whose pieces are bytes and need not end where a character does."""
+
+import codecs
+from collections.abc import Callable
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class StreamDetokenizer:
+    """Turns token ids into text, holding back the bytes of an unfinished character.
+
+    All that `push` and one final `flush` return, joined, equals the bytes of all pieces decoded at
+    once with errors="replace"; so U+FFFD appears only where the bytes really are no UTF-8.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        """Take `piece`, which gives the bytes of a token id; it is asked once for each id."""
+        self._piece = piece
+        self._decoder = _UTF8("replace")
+        self._unfinished = False
+        self._known: dict[int, tuple[bytes, str | None]] = {}
+
+    def push(self, token: int) -> str:
+        """Take the next token id; return the text that is complete now, often its whole piece."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._learn(token)
+        raw, text = known
+        if text is not None and not self._unfinished:
+            return text
+        text = self._decoder.decode(raw)
+        self._unfinished = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """End the stream: an unfinished character becomes U+FFFD. Ready for a new stream after."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._unfinished = False
+        return text
+
+    def _learn(self, token: int) -> tuple[bytes, str | None]:
+        raw = self._piece(token)
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            text = None
+        self._known[token] = raw, text
+        return raw, text
