@@ -1,0 +1,1 @@
+"""Workloads, runners and reports."""
