@@ -1,0 +1,278 @@
+"""What a file is, and every reason why a draft does not fit a target."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamaspec.errors import IncompatibleDraftError, ModelLoadError
+from llamaspec.runtime.describe import (
+    FINAL_INPUT_ARCHITECTURES,
+    LAYER_INPUT_ARCHITECTURES,
+    NO_ROLLBACK_ARCHITECTURES,
+    check_pair,
+    check_target,
+    describe,
+    fits,
+    pair_notes,
+    pair_problems,
+)
+from tests.miniature import RANK, VOCABULARY, WIDTH, ramp, write_draft, write_gguf, write_target
+
+
+def test_the_trained_target(ggufs: Path) -> None:
+    found = describe(ggufs / "tiny-target-q8_0.gguf")
+    assert (found.kind, found.architecture, found.name) == ("target", "qwen3", "Tiny Target")
+    assert (found.n_layer, found.width, found.n_vocab, found.context_length) == (
+        10,
+        256,
+        4096,
+        4096,
+    )
+    assert (found.quantisation, found.tokenizer) == ("Q8_0", "gpt2/qwen2")
+    assert found.n_params == 8_919_552
+    assert found.has_chat_template
+    assert found.tied
+    assert found.draft is None
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "block", "head", "rank", "vocabulary", "own"),
+    [
+        ("tiny-dspark-f32", "anchor-first", 7, "vanilla", 64, 4096, (True, False)),
+        ("tiny-dspark-bf16", "anchor-first", 7, "vanilla", 64, 4096, (True, False)),
+        ("tiny-dspark-speculators-f32", "bonus-anchor", 8, "vanilla", 64, 2048, (True, True)),
+        ("tiny-dflash-f32", "bonus-anchor", 8, "none", 0, 4096, (False, False)),
+    ],
+)
+def test_the_trained_drafts(
+    ggufs: Path,
+    name: str,
+    layout: str,
+    block: int,
+    head: str,
+    rank: int,
+    vocabulary: int,
+    own: tuple[bool, bool],
+) -> None:
+    target, found = describe(ggufs / "tiny-target-f32.gguf"), describe(ggufs / f"{name}.gguf")
+    draft = found.draft
+    assert found.kind == "draft"
+    assert draft is not None
+    assert (draft.layout, draft.block_size, draft.proposals) == (layout, block, 7)
+    assert draft.first_row == block - 7
+    assert (draft.head, draft.markov_rank, draft.draft_vocabulary) == (head, rank, vocabulary)
+    assert (draft.own_embedding, draft.own_head) == own
+    assert (draft.taps, draft.feature_width, draft.mask_token_id) == ((2, 5, 9), 768, 4095)
+    assert draft.has_confidence_head == (head != "none")
+    assert draft.target_vocabulary == 4096
+    assert not draft.causal
+    assert pair_problems(target, found) == []
+    assert pair_notes(target, found) == []
+    check_pair(target, found)
+
+
+def test_layout_without_the_key(tmp_path: Path) -> None:
+    key: dict[str, Any] = {"dflash.sample_from_anchor": None}
+    plain = {"markov_w1.weight": None, "markov_w2.weight": None, "conf_proj.weight": None}
+    cases = [(key, {}, 5), (key, plain, 4), ({}, plain, 5), ({**key, **_key(False)}, {}, 4)]
+    for metadata, tensors, proposals in cases:
+        draft = describe(write_draft(tmp_path / "d.gguf", metadata, tensors)).draft
+        assert draft is not None
+        assert draft.proposals == proposals
+        assert draft.layout == ("anchor-first" if proposals == 5 else "bonus-anchor")
+
+
+def _key(value: bool) -> dict[str, bool]:
+    return {"dflash.sample_from_anchor": value}
+
+
+def test_kinds_that_are_mixed_up(tmp_path: Path) -> None:
+    target = describe(write_target(tmp_path / "target.gguf"))
+    draft = describe(write_draft(tmp_path / "draft.gguf"))
+    other = describe(write_target(tmp_path / "eagle.gguf", arch="eagle3"))
+    check_target(target)
+    check_pair(target, draft)
+    with pytest.raises(ModelLoadError, match=r"draft\.gguf: is a DSpark draft .*32 and 64 tokens"):
+        check_target(draft)
+    with pytest.raises(ModelLoadError, match="not a model that generates"):
+        check_target(other)
+    with pytest.raises(ModelLoadError, match=r"target\.gguf: is a model by itself .*qwen3"):
+        check_pair(target, target)
+    with pytest.raises(ModelLoadError, match=r"eagle\.gguf: is no block draft .*eagle3"):
+        check_pair(target, other)
+    with pytest.raises(ModelLoadError, match="not standalone"):
+        check_pair(draft, draft)
+
+
+SELECTOR = {"selector_hidden.weight": ramp(RANK, WIDTH)}
+MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"qwen3.embedding_length": 48}, {}, ["width 64", "96 (2 layers x 48)"]),
+    ({}, {"dflash.embedding_length": 16}, ["16 wide", "32"]),
+    ({"qwen3.block_count": 3}, {}, ["layers [3]", "layers 0 to 2"]),
+    ({"qwen3.nextn_predict_layers": 1}, {}, ["layers [3]", "layers 0 to 2"]),
+    ({}, {"dflash.target_layers": [-1, 1]}, ["layers [-1]", "layers 0 to 3"]),
+    ({}, {"dflash.target_layers": None}, ["dflash.target_layers"]),
+    ({"tokenizer.ggml.tokens": ["a"] * 65}, {}, ["64 tokens", "has 65"]),
+    ({"tokenizer.ggml.pre": "llama-bpe"}, {}, ["gpt2/qwen2", "gpt2/llama-bpe"]),
+    ({}, {"tokenizer.ggml.mask_token_id": None}, ["mask_token_id"]),
+    ({}, {"tokenizer.ggml.mask_token_id": -1}, ["mask_token_id"]),
+    ({}, {"tokenizer.ggml.mask_token_id": 64}, ["mask token is 64", "64 tokens"]),
+    ({}, {"dflash.block_size": None}, ["block of 0 slots"]),
+    ({}, {"dflash.block_size": 1, "dflash.sample_from_anchor": False}, ["block of 1", "bonus"]),
+    ({}, {"t:markov_w1.weight": ramp(63, RANK)}, ["markov_w1", "(63, 8)", "(64, 8)"]),
+    ({}, {"t:markov_w2.weight": ramp(64, 7)}, ["markov_w2", "(64, 7)", "(64, 8)"]),
+    ({}, {"t:markov_w2.weight": None}, ["markov_w2", "()", "(64, 8)"]),
+    ({}, {"t:conf_proj.weight": ramp(1, 33)}, ["conf_proj", "(1, 33)", "(1, 40)"]),
+    ({}, {"t:fc.weight": None}, ["width 0", "64"]),
+    ({}, {f"t:{name}": tensor for name, tensor in SELECTOR.items()}, ["DFlash2 selector"]),
+]
+
+
+@pytest.mark.parametrize(("target_changes", "draft_changes", "words"), MISFITS)
+def test_misfits(
+    tmp_path: Path, target_changes: dict[str, Any], draft_changes: dict[str, Any], words: list[str]
+) -> None:
+    tensors = {key[2:]: value for key, value in draft_changes.items() if key.startswith("t:")}
+    metadata = {key: value for key, value in draft_changes.items() if not key.startswith("t:")}
+    target = write_target(tmp_path / "target.gguf", target_changes)
+    draft = write_draft(tmp_path / "draft.gguf", metadata, tensors)
+    problems = fits(target, draft)
+    assert any(all(word in problem for word in words) for problem in problems), problems
+    with pytest.raises(IncompatibleDraftError) as caught:
+        check_pair(describe(target), describe(draft))
+    assert str(caught.value).startswith(problems[0])
+    assert "\n" not in str(caught.value)
+    more = f"and {len(problems) - 1} more"
+    assert (more in str(caught.value)) == (len(problems) > 1)
+
+
+def test_a_reduced_vocabulary(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target.gguf")
+    ids = np.arange(16, dtype=np.int64) * 4
+    parts = {"d2t": ids, "markov_w2.weight": ramp(16, RANK), "output.weight": ramp(16, WIDTH)}
+    path = tmp_path / "draft.gguf"
+    assert fits(target, write_draft(path, {}, parts)) == []
+    (problem,) = fits(target, write_draft(path, {}, parts | {"d2t": ids + 4}))
+    assert "4 to 64" in problem
+    (problem,) = fits(target, write_draft(path, {}, parts | {"output.weight": None}))
+    assert "16 tokens" in problem
+    (problem,) = fits(target, write_draft(path, {}, parts | {"markov_w2.weight": ramp(64, RANK)}))
+    assert "(16, 8)" in problem
+
+
+@pytest.mark.parametrize(("kind", "tensor"), [("gated", "markov_gate"), ("rnn", "markov_joint")])
+def test_heads_that_only_python_runs(tmp_path: Path, kind: str, tensor: str) -> None:
+    target = describe(write_target(tmp_path / "target.gguf"))
+    extra = {f"{tensor}.weight": ramp(RANK, WIDTH + RANK)}
+    draft = describe(write_draft(tmp_path / "draft.gguf", {}, extra))
+    assert draft.draft is not None
+    assert draft.draft.head == kind
+    check_pair(target, draft, head="python")
+    with pytest.raises(IncompatibleDraftError, match=f"{kind} Markov head.*python"):
+        check_pair(target, draft)
+    path = write_draft(tmp_path / "odd.gguf", {"dflash.markov_head_type": kind})
+    with pytest.raises(ModelLoadError, match=f"'{kind}'.*vanilla"):
+        describe(path)
+
+
+def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft.gguf")
+    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="gemma3"), draft)
+    assert "gemma3" in problem
+    assert "qwen3moe" in problem
+    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="qwen3next"), draft)
+    assert "recurrent" in problem
+    last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [1, 4]})
+    assert fits(write_target(tmp_path / "t.gguf", arch="mimo2"), last) == []
+    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="llama"), last)
+    assert "[4]" in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"qwen3.block_count": "many"}, "'many', not an integer"),
+        ({"qwen3.block_count": None}, "0 layers"),
+        ({"qwen3.block_count": 513}, "513 layers"),
+        ({"qwen3.embedding_length": None}, "embedding_length"),
+        ({"qwen3.expert_count": 5000}, "5000 experts"),
+        ({"qwen3.rope.scaling.type": "magic"}, "'magic'"),
+        ({"general.name": 5}, "5, not a string"),
+    ],
+)
+def test_values_that_llama_cpp_would_abort_on(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(words)):
+        describe(write_target(tmp_path / "t.gguf", changes))
+    with pytest.raises(ModelLoadError, match="true or false"):
+        describe(write_draft(tmp_path / "d.gguf", {"dflash.sample_from_anchor": 1}))
+    with pytest.raises(ModelLoadError, match="integers"):
+        describe(write_draft(tmp_path / "d.gguf", {"dflash.target_layers": ["a"]}))
+
+
+def test_notes(tmp_path: Path) -> None:
+    sections = {"qwen35.rope.dimension_sections": [1, 1, 1, 0], "qwen35.context_length": 4096}
+    untied = {"output.weight": ramp(VOCABULARY, WIDTH)}
+    target = describe(write_target(tmp_path / "t.gguf", sections, untied, arch="qwen35"))
+    own = {"token_embd.weight": ramp(VOCABULARY, WIDTH)}
+    draft = describe(write_draft(tmp_path / "d.gguf", {}, own))
+    notes = pair_notes(target, draft)
+    assert len(notes) == 3
+    for note, word in zip(notes, ("both or neither", "M-RoPE", "128 positions"), strict=True):
+        assert word in note
+
+
+def test_files_without_weights_or_text(tmp_path: Path) -> None:
+    vocabulary = describe(write_gguf(tmp_path / "v.gguf", "llama", {}, {}))
+    assert vocabulary.kind == "other"
+    adapter = write_target(tmp_path / "a.gguf", {"general.type": "adapter"})
+    assert describe(adapter).kind == "other"
+    assert fits(tmp_path / "absent.gguf", adapter) == [
+        f"{tmp_path / 'absent.gguf'}: there is no such file"
+    ]
+
+
+def publishing_classes(models: Path, needle: str) -> set[str]:
+    """Model classes whose graph, their own or another's that they name, contains a text."""
+    owners = set()
+    for path in models.glob("*.cpp"):
+        source = path.read_text()
+        if needle in source:
+            owners |= set(re.findall(r"llama_model_(\w+)::graph(?:<\w+>)?::graph\(", source))
+    blocks = re.split(r"^struct llama_model_", (models / "models.h").read_text(), flags=re.M)[1:]
+    aliases = {
+        match[0]: re.findall(r"using graph = llama_model_(\w+)::graph", block)
+        for block in blocks
+        if (match := re.match(r"\w+", block))
+    }
+    return owners | {name for name, used in aliases.items() if owners & set(used)}
+
+
+def architectures(tree: Path, classes: set[str]) -> set[str]:
+    model, arch = (tree / "src" / f"llama-{part}.cpp" for part in ("model", "arch"))
+    case = r"case (LLM_ARCH_\w+):\s+return new llama_model_(\w+)\("
+    enums = {enum for enum, name in re.findall(case, model.read_text()) if name in classes}
+    names = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", arch.read_text()))
+    return {names[enum] for enum in enums}
+
+
+def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
+    models = llama_cpp_tree / "src" / "models"
+    publishing = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp["))
+    assert publishing - {"qwen4exp", "llama-embed"} == LAYER_INPUT_ARCHITECTURES
+    final = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
+    assert final == FINAL_INPUT_ARCHITECTURES
+    source = (llama_cpp_tree / "src" / "llama-arch.cpp").read_text()
+    names = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", source))
+
+    def listed(function: str) -> set[str]:
+        body = source.split(f"bool llm_arch_{function}(")[1].split("return true")[0]
+        return {names[enum] for enum in re.findall(r"case (LLM_ARCH_\w+):", body)}
+
+    keeping = listed("is_hybrid") | listed("is_recurrent")
+    lost = (keeping & LAYER_INPUT_ARCHITECTURES) - listed("supports_rs_rollback")
+    assert lost == NO_ROLLBACK_ARCHITECTURES
