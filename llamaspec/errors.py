@@ -2,7 +2,9 @@
 
 
 class LlamaSpecError(Exception):
-    """Base of all llamaspec errors. Its text is one line that says what conflicts and what to do."""
+    """Base of all llamaspec errors. Its text is one line that says what conflicts and what to
+    do.
+    """
 
 
 class BuildMismatchError(LlamaSpecError, ImportError):

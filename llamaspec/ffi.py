@@ -1,4 +1,6 @@
-"""The only importer of the compiled module: `ffi` and `lib`, after checking that they belong to this package."""
+"""The only importer of the compiled module: `ffi` and `lib`, after checking that they belong to
+this package.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ def build_info() -> tuple[str, str]:
 
 
 def check_build() -> None:
-    """Raise BuildMismatchError where the compiled module belongs to another version of the package."""
+    """Raise BuildMismatchError where the compiled module belongs to another version of the
+    package.
+    """
     version, commit = build_info()
     if version != __version__:
         raise BuildMismatchError(
@@ -34,7 +38,8 @@ def check_build() -> None:
         )
     if not commit.startswith((LLAMA_CPP_COMMIT, "unknown", "custom")):
         raise BuildMismatchError(
-            f"llamaspec expects llama.cpp {LLAMA_CPP_COMMIT[:12]} but its compiled module has {commit[:12]}; {REBUILD}"
+            f"llamaspec expects llama.cpp {LLAMA_CPP_COMMIT[:12]} "
+            f"but its compiled module has {commit[:12]}; {REBUILD}"
         )
 
 

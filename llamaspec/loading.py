@@ -1,4 +1,6 @@
-"""From two files to an engine: checks first, then the native objects, with what could be wrong said in one line."""
+"""From two files to an engine: checks first, then the native objects, with what could be wrong
+said in one line.
+"""
 
 import logging
 from dataclasses import dataclass, replace
@@ -47,7 +49,9 @@ class Pair:
 
 
 def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
-    """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything native is risked."""
+    """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything
+    native is risked.
+    """
     target_file = describe(target)
     check_target(target_file)
     draft_file = None
@@ -80,7 +84,8 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
 def _check_roll_back(model: Model) -> None:
     if not model.can_roll_back:
         raise OptionError(
-            f"{model.path.name} keeps recurrent state, which cannot drop rejected tokens yet; load it without a draft"
+            f"{model.path.name} keeps recurrent state, which cannot drop rejected tokens yet; "
+            "load it without a draft"
         )
 
 

@@ -50,9 +50,12 @@ def _at_least(name: str, value: int, least: int) -> None:
 class LoadOptions:
     """How to load a pair.
 
-    context: positions a sequence may use, prompt and completion together; 0: the model's own, at most 4096.
-    n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at once.
+    context: positions a sequence may use, prompt and completion together; 0: the model's own, at
+    most 4096.
+    n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
+    physical cores.
+    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
+    once.
     """
 
     context: int = 0
@@ -83,8 +86,10 @@ class LoadOptions:
 class GenerateOptions:
     """How to generate one completion.
 
-    max_tokens: most tokens to generate. temperature: 0 is greedy. seed: of the draws, None for a fresh one.
-    stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for plain decoding.
+    max_tokens: most tokens to generate. temperature: 0 is greedy. seed: of the draws, None for a
+    fresh one.
+    stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for
+    plain decoding.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS

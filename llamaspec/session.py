@@ -16,10 +16,11 @@ from llamaspec import demo, hub
 from llamaspec.engine.ending import Ending, FinishReason
 from llamaspec.engine.sequence import Request
 from llamaspec.engine.sequence import Sequence as Running
-from llamaspec.errors import ClosedError, ContextFullError, LlamaSpecError, OptionError
+from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import BLOCK, DEFAULT_MAX_TOKENS, GenerateOptions, LoadOptions
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler
 from llamaspec.text.chat import ChatTemplate
 from llamaspec.trace import Round, Stats, Times, summarise
@@ -32,10 +33,11 @@ Prompt = str | Sequence[int] | Sequence[Message] | IntArray
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a streamed completion: text in whole characters, and the token ids committed with it.
+    """A stretch of a streamed completion: text in whole characters, and the token ids committed
+    with it.
 
-    The text may lag behind the ids by an unfinished character or a possible stop text; `text` over all pieces is
-    the completion's text, `token_ids` over all pieces its ids.
+    The text may lag behind the ids by an unfinished character or a possible stop text; `text`
+    over all pieces is the completion's text, `token_ids` over all pieces its ids.
     """
 
     text: str
@@ -46,8 +48,9 @@ class Piece:
 class Completion:
     """A finished completion.
 
-    text: without the stop text and without control tokens. token_ids: as committed, an end-of-generation token
-    included. finish_reason: "stop" (end token or stop text) or "length" (max_tokens or the end of the context).
+    text: without the stop text and without control tokens. token_ids: as committed, an
+    end-of-generation token included. finish_reason: "stop" (end token or stop text) or "length"
+    (max_tokens or the end of the context).
     rounds: what was drafted and accepted, in order.
     """
 
@@ -78,7 +81,8 @@ class _Run:
 
 
 class Session:
-    """A loaded target with its draft. A context manager; use it from one thread at a time or from several.
+    """A loaded target with its draft. A context manager; use it from one thread at a time or
+    from several.
 
     Attributes:
         last: the newest finished Completion, None before the first.
@@ -118,16 +122,18 @@ class Session:
         """Complete a prompt.
 
         Args:
-            prompt: text, token ids, or chat messages ({"role": ..., "content": ...}) for the model's template.
+            prompt: text, token ids, or chat messages ({"role": ..., "content": ...}) for the
+            model's template.
             max_tokens: most tokens to generate; the end of the context ends the text too.
-            temperature: 0 for greedy decoding. The same seed gives the same text with and without a draft.
+            temperature: 0 for greedy decoding. The same seed gives the same text with and
+            without a draft.
             seed: of the draws, 0 to 2^32 - 1; None takes a fresh one.
             stop: one or more texts that end the completion.
             draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
 
         Raises:
-            OptionError: an argument out of range. ContextFullError: the prompt does not fit. DecodeError: llama.cpp
-            failed. ClosedError: the session is closed.
+            OptionError: an argument out of range. ContextFullError: the prompt does not fit.
+            DecodeError: llama.cpp failed. ClosedError: the session is closed.
         """
         options = _options(max_tokens, temperature, seed, stop, draft_max)
         for _ in self._stream(prompt, options):
@@ -262,8 +268,8 @@ class Session:
             raise OptionError("the prompt is empty; give at least one token")
         if len(ids) >= self.n_ctx:
             raise ContextFullError(
-                f"the prompt has {len(ids)} tokens but the context {self.n_ctx}, and at least one must stay free; "
-                "shorten the prompt or load with a larger context"
+                f"the prompt has {len(ids)} tokens but the context {self.n_ctx}, and at least one "
+                "must stay free; shorten the prompt or load with a larger context"
             )
         return ids
 
@@ -273,14 +279,15 @@ class Session:
                 "the prompt is none of: text, a flat list of token ids, a list of chat messages"
             )
         size = self._pair.model.vocab.size
-        if ids.size and not (0 <= ids.min() and ids.max() < size):
+        if ids.size and not (ids.min() >= 0 and ids.max() < size):
             bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
             raise OptionError(f"token id {bad} lies outside the vocabulary of {size}")
         return np.ascontiguousarray(ids, np.int32)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
-            self._template = chat_template(self._pair)
+            with GGUFFile.open(self._pair.target_file.path) as file:
+                self._template = ChatTemplate.from_gguf(file)
         return self._template
 
     def _check_open(self) -> None:
@@ -289,7 +296,9 @@ class Session:
 
 
 class _Clock:
-    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute calls."""
+    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute
+    calls.
+    """
 
     def __init__(self, pair: Pair, spent: Spent) -> None:
         self._pair = pair
@@ -320,9 +329,11 @@ def load(
     """Load a target and its draft.
 
     Args:
-        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the bundled pair.
+        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
+        bundled pair.
         draft: the target's DSpark or DFlash draft, likewise; None for plain decoding.
-        options: see LoadOptions. settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft,
+        options: see LoadOptions. settings: its fields by name, instead: context, n_gpu_layers,
+        n_gpu_layers_draft,
             threads, batch, flash_attention, cache_type, head, sequences.
 
     Raises:

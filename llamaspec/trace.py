@@ -10,8 +10,8 @@ class Round:
 
     start: the anchor's position. anchor: its token id. draft: the proposed ids that were verified.
     confidence: P(accepted | all before accepted) of each, where the draft has a confidence head.
-    accepted: how many proposals became part of the text. committed: those plus the target's own token, less what an
-    ending inside the block cut off.
+    accepted: how many proposals became part of the text. committed: those plus the target's own
+    token, less what an ending inside the block cut off.
     """
 
     start: int
@@ -26,8 +26,9 @@ class Round:
 class Times:
     """Wall seconds of one completion.
 
-    total_s: from the call to the last token, less what a consumer of a stream took. draft_s, verify_s: inside native
-    compute calls of the draft and of the target (prompt included). first_token_s: until the first token was known.
+    total_s: from the call to the last token, less what a consumer of a stream took. draft_s,
+    verify_s: inside native compute calls of the draft and of the target (prompt included).
+    first_token_s: until the first token was known.
     """
 
     total_s: float
@@ -40,9 +41,11 @@ class Times:
 class Stats:
     """Figures of one completion. Rates are 0 where nothing was drafted.
 
-    tau: tokens committed a round, the target's own included; the first token comes from the prompt, not from a round.
-    accept_rate: accepted / drafted. accept_by_position[i]: how often proposal i was accepted, of the rounds that
-    verified one. other_s: what is left of the time after native drafting and verifying.
+    tau: tokens committed a round, the target's own included; the first token comes from the
+    prompt, not from a round.
+    accept_rate: accepted / drafted. accept_by_position[i]: how often proposal i was accepted, of
+    the rounds that verified one. other_s: what is left of the time after native drafting and
+    verifying.
     """
 
     prompt_tokens: int

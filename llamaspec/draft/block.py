@@ -1,4 +1,6 @@
-"""Block drafts, DSpark and DFlash: one non-causal pass over [anchor, mask, ...] proposes a whole block."""
+"""Block drafts, DSpark and DFlash: one non-causal pass over [anchor, mask, ...] proposes a whole
+block.
+"""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,8 +17,9 @@ from llamaspec.runtime.context import DraftContext
 class BlockLayout:
     """How a draft's block is laid out.
 
-    proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's own row does
-    (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the graph returns confidences.
+    proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's
+    own row does (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the
+    graph returns confidences.
     """
 
     proposals: int
@@ -29,7 +32,8 @@ class BlockLayout:
 class BlockDrafter:
     """A draft context, its layout and, where the Markov head runs in Python, that head.
 
-    The K/V of committed positions comes from injected target features; a block's own K/V is dropped at once.
+    The K/V of committed positions comes from injected target features; a block's own K/V is
+    dropped at once.
     """
 
     def __init__(
@@ -113,9 +117,7 @@ class BlockDrafter:
             proposals.append(Proposal(tuple(ids[start:end]), confidence))
         return proposals
 
-    def _read_with_head(
-        self, head: MarkovHead, anchors: list[Anchor], rows: int
-    ) -> list[Proposal]:
+    def _read_with_head(self, head: MarkovHead, anchors: list[Anchor], rows: int) -> list[Proposal]:
         started = perf_counter()
         total = rows * len(anchors)
         base = self._context.logits_view(total)[:, : self._layout.vocabulary]
@@ -131,12 +133,15 @@ class BlockDrafter:
         return proposals
 
     def _flush(self) -> None:
-        # what could not be injected stays pending, so that a failed decode is made good in the next round
+        # what could not be injected stays pending, so that a failed decode is made good in the
+        # next round
         while self._pending:
             features = self._pending[0]
             batch = self._inject
             batch.set_embeddings(features.rows, features.position, features.seq)
             self._context.decode(batch)
             self._pending.pop(0)
-            for seq, position in zip(features.seq.tolist(), features.position.tolist(), strict=True):
+            for seq, position in zip(
+                features.seq.tolist(), features.position.tolist(), strict=True
+            ):
                 self._known[seq] = position + 1

@@ -8,7 +8,9 @@ from llamaspec.runtime.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A request for a proposal: sequence slot, last committed token, its position, block width and most ids wanted."""
+    """A request for a proposal: sequence slot, last committed token, its position, block width and
+    most ids wanted.
+    """
 
     seq: int
     token: int
@@ -30,7 +32,9 @@ NOTHING = Proposal()
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Target features of committed rows: rows [n, taps * width], and the slot and position of each [n]."""
+    """Target features of committed rows: rows [n, taps * width], and the slot and position of each
+    [n].
+    """
 
     rows: FloatArray
     seq: IntArray
@@ -40,7 +44,8 @@ class Features:
 class Drafter(Protocol):
     """Proposes tokens for many sequences at once.
 
-    Between rounds the drafter knows the features of exactly the positions below the anchor's, and nothing else.
+    Between rounds the drafter knows the features of exactly the positions below the anchor's,
+    and nothing else.
     """
 
     @property

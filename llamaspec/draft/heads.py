@@ -1,6 +1,7 @@
 """The sequential heads in NumPy: the readable definition, and the place to try a new head.
 
-Shapes: d draft width, r Markov rank, V target vocabulary, Vd draft vocabulary. Equations: Cheng et al., "DSpark" (2026).
+Shapes: d draft width, r Markov rank, V target vocabulary, Vd draft vocabulary. Equations: Cheng
+et al., "DSpark" (2026).
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Confidence:
-    """c_i = sigmoid(w . [h_i ; W1[p_i]] + b); w [d + r], or [d] for a head that reads the hidden row alone."""
+    """c_i = sigmoid(w . [h_i ; W1[p_i]] + b); w [d + r], or [d] for a head that reads the hidden
+    row alone.
+    """
 
     weight: FloatArray
     bias: float
@@ -37,7 +40,8 @@ class Confidence:
 
 @dataclass(frozen=True)
 class VanillaHead:
-    """logits_i = base_i + W2 W1[p_i], p_0 the anchor, p_i the token chosen at i - 1; w1 [V, r], w2 [Vd, r].
+    """logits_i = base_i + W2 W1[p_i], p_0 the anchor, p_i the token chosen at i - 1; w1 [V, r],
+    w2 [Vd, r].
 
     d2t [Vd] holds the target id of every draft row, None for a full vocabulary.
     """
@@ -57,7 +61,8 @@ class VanillaHead:
             chosen = int(np.argmax(row + self.w2 @ embedding))
             if self.confidence is not None:
                 scores[i] = self.confidence(hidden[i], embedding)
-            # the chain runs on target ids: a reduced vocabulary maps every choice before it is looked up in W1
+            # the chain runs on target ids: a reduced vocabulary maps every choice before it is
+            # looked up in W1
             previous = chosen if self.d2t is None else int(self.d2t[chosen])
             ids[i] = previous
         return Chain(ids, None if self.confidence is None else scores)

@@ -12,8 +12,8 @@ FinishReason = Literal["stop", "length"]
 class Ending:
     """Watches the committed tokens of one sequence.
 
-    The end-of-generation token counts as a token but adds no text; a stop text is cut off, the token that completes it
-    is kept.
+    The end-of-generation token counts as a token but adds no text; a stop text is cut off, the
+    token that completes it is kept.
     """
 
     def __init__(

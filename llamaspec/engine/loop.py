@@ -1,12 +1,14 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import LlamaSpecError
+from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.batch import Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
@@ -18,8 +20,8 @@ logger = logging.getLogger("llamaspec")
 class Engine:
     """Runs up to `slots` sequences over one target context and, where there is one, a drafter.
 
-    Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions and the drafter knows
-    the features of exactly those.
+    Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions
+    and the drafter knows the features of exactly those.
     """
 
     def __init__(self, target: TargetContext, drafter: Drafter | None) -> None:
@@ -37,10 +39,13 @@ class Engine:
         return bool(self._free)
 
     def admit(self, request: Request) -> Sequence:
-        """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again then."""
+        """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again
+        then.
+        """
         if not self._free:
             raise LlamaSpecError(
-                f"all {self._target.shape.n_seq} sequences are in use; finish or close a stream first"
+                f"all {self._target.shape.n_seq} sequences are in use; "
+                "finish or close a stream first"
             )
         sequence = Sequence(self._free.pop(), request)
         self._active.append(sequence)
@@ -118,7 +123,7 @@ class Engine:
         batch = self._batch
         batch.clear()
         starts = [
-            batch.add_tokens((s.anchor, *p.ids), start=s.n_past, seq=s.slot, output=True)
+            batch.add_tokens([s.anchor, *p.ids], start=s.n_past, seq=s.slot, output=True)
             for s, p in zip(active, proposals, strict=True)
         ]
         self._target.decode(batch)
@@ -133,7 +138,7 @@ class Engine:
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw or greedy.__getitem__
-            verified.append(accept(lambda i, d=draw, at=start: d(at + i), proposal.ids))
+            verified.append(accept(_from_row(draw, start), proposal.ids))
         return verified
 
     def _commit(
@@ -160,7 +165,7 @@ class Engine:
         if rows and self._drafter is not None:
             self._learn(np.array(rows, np.int32))
 
-    def _learn(self, rows: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
+    def _learn(self, rows: IntArray) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
         assert self._drafter is not None
         batch = self._batch
@@ -174,3 +179,7 @@ class Engine:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         logger.log(level, "the draft failed, this round is decoded without it: %s", error)
+
+
+def _from_row(draw: Callable[[int], int], start: int) -> Callable[[int], int]:
+    return lambda i: draw(start + i)

@@ -10,7 +10,8 @@ from llamaspec.trace import Round
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. prompt [n] token ids; limit: most tokens; draft_max: most proposals a round, 0 for none.
+    """What to generate. prompt [n] token ids; limit: most tokens; draft_max: most proposals a
+    round, 0 for none.
 
     draw(row): the target's token from an output row of the last verify pass, None for greedy.
     """
@@ -38,7 +39,9 @@ class Sequence:
 
     @property
     def n_past(self) -> int:
-        """Positions in the target's KV cache, and feature rows in the draft's: all but the anchor."""
+        """Positions in the target's KV cache, and feature rows in the draft's: all but the
+        anchor.
+        """
         return len(self.request.prompt) + len(self.tokens) - 1
 
     @property

@@ -2,14 +2,15 @@
 
 import numpy as np
 
-from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
 from llamaspec.ffi import ffi
+from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
 
 
 class Batch:
     """Up to `capacity` rows of token ids, or of embeddings where `width` > 0.
 
-    Arrays: token, pos, seq [capacity] int32; output [capacity] int8 (1: logits are wanted); embd [capacity, width].
+    Arrays: token, pos, seq [capacity] int32; output [capacity] int8 (1: logits are wanted); embd
+    [capacity, width].
     """
 
     def __init__(self, capacity: int, width: int = 0) -> None:
@@ -35,7 +36,9 @@ class Batch:
     def add_tokens(
         self, tokens: IntArray | list[int], *, start: int, seq: int, output: bool
     ) -> int:
-        """Append tokens of sequence `seq` at positions start, start + 1, ...; return the first row's index."""
+        """Append tokens of sequence `seq` at positions start, start + 1, ...; return the first
+        row's index.
+        """
         first, end = self._extend(len(tokens), start, seq, output)
         self.token[first:end] = tokens
         return first

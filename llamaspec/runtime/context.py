@@ -88,7 +88,9 @@ class Context(NativeHandle):
         return context
 
     def decode(self, batch: Batch) -> None:
-        """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache unchanged."""
+        """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache
+        unchanged.
+        """
         ptr = self.ptr
         started = time.perf_counter()
         code = lib.ls_decode(ptr, batch.size, *batch.pointers)
@@ -97,7 +99,8 @@ class Context(NativeHandle):
             lines = log.drain()
             reason = _DECODE_FAILURES.get(code) or log.reason(lines)
             raise DecodeError(
-                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}", code
+                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}",
+                code,
             )
 
     def truncate(self, seq: int, length: int) -> None:
@@ -112,7 +115,9 @@ class Context(NativeHandle):
         return int(lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def argmax(self, n_rows: int) -> IntArray:
-        """The largest logit's index of the first n_rows output rows of the last decode, [n_rows]."""
+        """The largest logit's index of the first n_rows output rows of the last decode,
+        [n_rows].
+        """
         ids = np.empty(n_rows, np.int32)
         self._check(lib.ls_argmax(self.ptr, 0, n_rows, int_pointer(ids)))
         return ids
@@ -124,11 +129,15 @@ class Context(NativeHandle):
         return ids, gap
 
     def logits_view(self, n_rows: int) -> FloatArray:
-        """The first n_rows output rows [n_rows, vocabulary]: native memory, valid until the next decode."""
+        """The first n_rows output rows [n_rows, vocabulary]: native memory, valid until the next
+        decode.
+        """
         return self._view(lib.llama_get_logits(self.ptr), n_rows, self._logits_width)
 
     def hidden_view(self, n_rows: int) -> FloatArray:
-        """The draft's hidden rows [n_rows, width] in base mode: native memory, valid until the next decode."""
+        """The draft's hidden rows [n_rows, width] in base mode: native memory, valid until the
+        next decode.
+        """
         return self._view(lib.ls_hidden(self.ptr), n_rows, self.model.n_embd)
 
     def _view(self, ptr: Any, n_rows: int, width: int) -> FloatArray:  # noqa: ANN401
@@ -149,7 +158,9 @@ class TargetContext(Context):
     _tapping: bool = False
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
-        """Choose the layer inputs that make up a feature row. The architecture must publish them (see describe)."""
+        """Choose the layer inputs that make up a feature row. The architecture must publish them
+        (see describe).
+        """
         self.taps = taps
         self._taps_array = np.array(taps, np.int32)
 
@@ -181,10 +192,10 @@ class DraftContext(Context):
 
     feature_width: int
 
-    def configure(
-        self, *, feature_width: int, causal: bool, confidence: bool, base: bool
-    ) -> None:
-        """base: leave the Markov head to the caller (logits in draft-vocabulary order, hidden rows)."""
+    def configure(self, *, feature_width: int, causal: bool, confidence: bool, base: bool) -> None:
+        """base: leave the Markov head to the caller (logits in draft-vocabulary order, hidden
+        rows).
+        """
         self.feature_width = feature_width
         self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
 

@@ -7,7 +7,11 @@ from typing import Any, Self
 from llamaspec.errors import ClosedError
 
 
-def _release(free: Callable[[Any], None], ptr: Any, owners: tuple["NativeHandle", ...]) -> None:  # noqa: ANN401
+def _release(
+    free: Callable[[Any], None],
+    ptr: Any,  # noqa: ANN401
+    owners: tuple["NativeHandle", ...],
+) -> None:
     # owners is only held, not used: it keeps parents alive until this child is gone
     free(ptr)
 
@@ -15,8 +19,9 @@ def _release(free: Callable[[Any], None], ptr: Any, owners: tuple["NativeHandle"
 class NativeHandle:
     """A native pointer with one release.
 
-    `close()` may be called any number of times; closing a parent closes its children first. An object that is
-    dropped without `close()` is released by the garbage collector or at exit, parents after children.
+    `close()` may be called any number of times; closing a parent closes its children first. An
+    object that is dropped without `close()` is released by the garbage collector or at exit,
+    parents after children.
     """
 
     def __init__(

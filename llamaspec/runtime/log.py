@@ -1,6 +1,7 @@
 """llama.cpp's log, forwarded to the logger "llamaspec.native". Quiet unless that logger is enabled.
 
-llama.cpp's informational lines arrive as DEBUG: to see them, set the level of "llamaspec.native" to DEBUG before loading.
+llama.cpp's informational lines arrive as DEBUG: to see them, set the level of "llamaspec.native"
+to DEBUG before loading.
 """
 
 import logging
@@ -10,7 +11,8 @@ from llamaspec.ffi import ffi, lib
 
 logger = logging.getLogger("llamaspec.native")
 
-# ggml_log_level: debug 1, info 2, warning 3, error 4. What is a warning to llama.cpp is often routine: one step quieter
+# ggml_log_level: debug 1, info 2, warning 3, error 4. What is a warning to llama.cpp is often
+# routine: one step quieter
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
 _NATIVE_WARN = 3
 _NATIVE_DEBUG = 1
@@ -19,13 +21,17 @@ _lock = threading.Lock()
 
 
 def install() -> None:
-    """Send llama.cpp's log to the queue that `drain` empties, from the level that the logger shows."""
+    """Send llama.cpp's log to the queue that `drain` empties, from the level that the logger
+    shows.
+    """
     verbose = logger.isEnabledFor(logging.DEBUG)
     lib.ls_log_install(_NATIVE_DEBUG if verbose else _NATIVE_WARN)
 
 
 def drain() -> list[str]:
-    """Forward what llama.cpp has logged since the last call; return the warnings and errors among it."""
+    """Forward what llama.cpp has logged since the last call; return the warnings and errors among
+    it.
+    """
     serious: list[str] = []
     level, text = ffi.new("int *"), ffi.new("char[]", _LINE_SIZE)
     with _lock:

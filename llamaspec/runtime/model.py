@@ -23,7 +23,8 @@ class Model(NativeHandle):
     def load(cls, path: Path, *, n_gpu_layers: int) -> Self:
         """Load a GGUF that has passed `gguf_file`'s checks.
 
-        n_gpu_layers: layers to place on the GPU, negative for all. Raises ModelLoadError with llama.cpp's reason.
+        n_gpu_layers: layers to place on the GPU, negative for all. Raises ModelLoadError with
+        llama.cpp's reason.
         """
         backend.initialise()
         params = lib.llama_model_default_params()
@@ -50,7 +51,7 @@ class Model(NativeHandle):
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether rejected positions can be dropped from the KV cache (not so for recurrent state)."""
-        return not (
-            lib.llama_model_is_recurrent(self.ptr) or lib.llama_model_is_hybrid(self.ptr)
-        )
+        """Whether rejected positions can be dropped from the KV cache (not so for recurrent
+        state).
+        """
+        return not (lib.llama_model_is_recurrent(self.ptr) or lib.llama_model_is_hybrid(self.ptr))

@@ -8,7 +8,9 @@ from llamaspec.runtime.handle import NativeHandle
 
 
 class Sampler(NativeHandle):
-    """Temperature, then one draw from the whole distribution; its random state advances once a draw."""
+    """Temperature, then one draw from the whole distribution; its random state advances once a
+    draw.
+    """
 
     @classmethod
     def create(cls, *, temperature: float, seed: int) -> Self:

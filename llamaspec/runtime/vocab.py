@@ -25,23 +25,30 @@ class Vocab:
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._eog: dict[int, bool] = {}
 
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> IntArray:
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> IntArray:
         """Return the token ids [n] (int32) of `text`.
 
-        add_special adds what the model wants around a prompt (BOS); parse_special reads "<|...|>" as special tokens.
+        add_special adds what the model wants around a prompt (BOS); parse_special reads
+        "<|...|>" as special tokens.
         """
         _ = self._model.ptr
         data = text.encode("utf-8", "surrogatepass" if text.isascii() else "replace")
         size = len(data) + 8
         ids = np.empty(size, np.int32)
         buffer = ffi.from_buffer("int32_t[]", ids)
-        count = lib.ls_tokenize(self._ptr, data, len(data), buffer, size, add_special, parse_special)
+        count = lib.ls_tokenize(
+            self._ptr, data, len(data), buffer, size, add_special, parse_special
+        )
         if count < 0:
             raise OptionError(f"the prompt of {len(text)} characters cannot be tokenised")
         return ids[:count].copy()
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes that a token adds to the text; control tokens give b"" unless `special`."""
+        """Return the bytes that a token adds to the text; control tokens give b"" unless
+        `special`.
+        """
         key = (token, special)
         known = self._pieces.get(key)
         if known is not None:

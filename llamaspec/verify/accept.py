@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """accepted: length k of the longest agreed prefix. tokens: those k and the target's own next one, k + 1 in all."""
+    """accepted: length k of the longest agreed prefix. tokens: those k and the target's own next
+    one, k + 1 in all.
+    """
 
     accepted: int
     tokens: tuple[int, ...]
@@ -15,8 +17,9 @@ class Verification:
 def accept(choose: Callable[[int], int], proposal: Sequence[int]) -> Verification:
     """Accept while the target's choice equals the proposal; the first that differs is the bonus.
 
-    choose(i): the target's token after the anchor and i proposals. Greedy passes the argmax of row i; a sampler draws
-    from it ("match", exact for every deterministic proposal: one draw a committed token, in order).
+    choose(i): the target's token after the anchor and i proposals. Greedy passes the argmax of
+    row i; a sampler draws from it ("match", exact for every deterministic proposal: one draw a
+    committed token, in order).
     """
     tokens: list[int] = []
     for i, proposed in enumerate(proposal):

@@ -1,0 +1,40 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+import typer
+
+from llamaspec._version import LLAMA_CPP_COMMIT, __version__
+from llamaspec.cli.doctor import doctor
+from llamaspec.cli.inspect import inspect
+from llamaspec.cli.run import run
+
+app = typer.Typer(
+    help="DSpark speculative decoding for GGUF models, on llama.cpp.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+app.command()(inspect)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"llamaspec {__version__} (llama.cpp {LLAMA_CPP_COMMIT[:12]})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `llamaspec` command."""
+    app()

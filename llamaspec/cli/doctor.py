@@ -1,0 +1,105 @@
+"""`llamaspec doctor`: what this machine and this build can do."""
+
+import json
+import platform
+import shutil
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from llamaspec._version import LLAMA_CPP_COMMIT, __version__
+from llamaspec.cli.guard import guarded, show_log
+
+_LABEL_WIDTH = 16
+_CHECK_TOKENS = 24
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log too.")
+    ] = False,
+) -> None:
+    """Say what this machine and this build can do, and decode a little to prove it."""
+    show_log(verbose)
+    with guarded():
+        report = {**_build(), "devices": _devices(), "notes": _notes(), "check": _check()}
+        if as_json:
+            typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
+            return
+        for line in _lines(report):
+            typer.echo(line)
+
+
+def _build() -> dict[str, Any]:
+    from llamaspec.ffi import LIBRARY_DIR, build_info
+    from llamaspec.options import physical_cores
+
+    tools = LIBRARY_DIR.parent / "bin"
+    return {
+        "llamaspec": __version__,
+        "llama_cpp": build_info()[1],
+        "expected": LLAMA_CPP_COMMIT,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "cores": physical_cores(),
+        "backends": sorted(p.name for p in LIBRARY_DIR.glob("*ggml-*") if "base" not in p.name),
+        "tools": sorted(p.name for p in tools.glob("llama-*")) if tools.is_dir() else [],
+    }
+
+
+def _devices() -> list[dict[str, Any]]:
+    from llamaspec.runtime.backend import devices
+
+    return [asdict(device) for device in devices()]
+
+
+def _notes() -> list[str]:
+    from llamaspec.ffi import LIBRARY_DIR
+    from llamaspec.runtime.backend import devices
+
+    notes = []
+    kinds = {device.kind for device in devices()}
+    has_cuda = any(LIBRARY_DIR.glob("*ggml-cuda*"))
+    if shutil.which("nvidia-smi") and not has_cuda:
+        notes.append("an NVIDIA driver is here but this build has no CUDA: python build.py --cuda")
+    if has_cuda and "gpu" not in kinds:
+        notes.append("this build has CUDA but no CUDA device answers; decoding runs on the CPU")
+    if not kinds:
+        notes.append("no backend could be loaded: rebuild with python build.py")
+    return notes
+
+
+def _check() -> dict[str, Any]:
+    from llamaspec import demo
+    from llamaspec.session import load
+
+    with load() as session:
+        prompt = [{"role": "user", "content": demo.PROMPT}]
+        drafted = session.generate(prompt, max_tokens=_CHECK_TOKENS)
+        plain = session.generate(prompt, max_tokens=_CHECK_TOKENS, draft_max=0)
+    return {"tau": drafted.stats.tau, "identical": drafted.token_ids == plain.token_ids}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    def line(label: str, value: str) -> str:
+        return f"{label:<{_LABEL_WIDTH}}{value}"
+
+    check = report["check"]
+    same = "the same tokens" if check["identical"] else "DIFFERENT tokens"
+    lines = [
+        line("llamaspec", report["llamaspec"]),
+        line("llama.cpp", report["llama_cpp"]),
+        line("Python", report["python"]),
+        line("physical cores", str(report["cores"])),
+        line("backends", ", ".join(report["backends"]) or "none"),
+        line("tools", ", ".join(report["tools"]) or "none (python build.py --tools)"),
+    ]
+    for device in report["devices"]:
+        free, total = device["free_bytes"] / 2**30, device["total_bytes"] / 2**30
+        what = f"{device['name']} ({device['kind']}): {device['description']}"
+        text = f"{what}, {free:.1f} of {total:.1f} GiB free"
+        lines.append(line("device", text))
+    lines += [line("note", note) for note in report["notes"]]
+    lines.append(line("bundled pair", f"tau {check['tau']:.2f}, with and without the draft {same}"))
+    return lines

@@ -1,0 +1,38 @@
+"""What every command does about errors: one line on stderr and an exit code, never a traceback."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from llamaspec.errors import LlamaSpecError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn our own errors into exit code 2, Ctrl-C into 130, and a closed pipe into a quiet end."""
+    try:
+        yield
+    except LlamaSpecError as error:
+        typer.echo(f"llamaspec: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        typer.echo("", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # the interpreter would complain once more when it flushes stdout at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def show_log(verbose: bool) -> None:
+    """Warnings go to stderr; with verbose also what llama.cpp says."""
+    logging.basicConfig(format="llamaspec: %(message)s", level=logging.WARNING)
+    if verbose:
+        logging.getLogger("llamaspec").setLevel(logging.DEBUG)

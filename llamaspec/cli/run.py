@@ -1,0 +1,235 @@
+"""`llamaspec run`: complete one prompt, with the draft, without it, or both."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamaspec import demo
+from llamaspec.cli.guard import guarded, show_log
+from llamaspec.errors import OptionError
+from llamaspec.options import ALL_LAYERS, DEFAULT_MAX_TOKENS
+
+if TYPE_CHECKING:
+    from llamaspec.session import Completion, Prompt, Session
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class _Job:
+    prompt: "Prompt"
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    stop: tuple[str, ...]
+    draft_max: int | None
+
+    def arguments(self, *, plain: bool = False, max_tokens: int | None = None) -> dict[str, Any]:
+        return {
+            "max_tokens": max_tokens or self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stop": self.stop,
+            "draft_max": 0 if plain else self.draft_max,
+        }
+
+
+def run(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; stdin where it is absent.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            help="Target GGUF or hf://owner/repo/file.gguf; absent: the bundled pair.",
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("-d", "--draft", help="Its DSpark or DFlash draft GGUF.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("-n", "--max-tokens", help="Most tokens to generate.")
+    ] = DEFAULT_MAX_TOKENS,
+    draft_max: Annotated[
+        int | None,
+        typer.Option("--draft-max", help="Most proposals a round; absent: the draft's block."),
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without the draft.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode with and without the draft and compare.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    prompt_ids: Annotated[
+        Path | None,
+        typer.Option("--prompt-ids", help="File of token ids, a JSON list or separated by spaces."),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temp", help="0 is greedy.")] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the draws; absent: a fresh one.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="Text that ends the completion; may be repeated."),
+    ] = None,
+    n_gpu_layers: Annotated[
+        int, typer.Option("-ngl", help="Target layers on the GPU, -1 for all.")
+    ] = ALL_LAYERS,
+    n_gpu_layers_draft: Annotated[
+        int, typer.Option("-ngld", help="Draft layers on the GPU, -1 for all.")
+    ] = ALL_LAYERS,
+    context: Annotated[
+        int,
+        typer.Option(
+            "-c",
+            "--context",
+            help="Positions for prompt and completion; 0: the model's, at most 4096.",
+        ),
+    ] = 0,
+    threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
+    head: Annotated[
+        str, typer.Option("--head", help="Where the Markov head runs: graph or python.")
+    ] = "graph",
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw", help="Use the model's chat template or not; absent: where it has one."
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log too.")
+    ] = False,
+) -> None:
+    """Complete a prompt; the text streams as it is accepted.
+
+    Exit code 0: done. 2: bad input, with the reason on stderr. 130: interrupted.
+    """
+    show_log(verbose)
+    with guarded():
+        if plain and compare:
+            raise OptionError(
+                "--plain and --compare exclude each other; --compare decodes plainly too"
+            )
+        from llamaspec.options import LoadOptions
+        from llamaspec.session import load
+
+        options = LoadOptions(
+            context=context,
+            n_gpu_layers=n_gpu_layers,
+            n_gpu_layers_draft=n_gpu_layers_draft,
+            threads=threads,
+            head=head,  # type: ignore[arg-type]
+        )
+        asked = _prompt(prompt, prompt_ids, bundled=model is None)
+        with load(model, draft, options=options) as session:
+            job = _Job(
+                prompt=_in_chat(asked, session, chat),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+                stop=tuple(stop or ()),
+                draft_max=0 if plain else draft_max,
+            )
+            _execute(session, job, compare=compare, as_json=as_json)
+
+
+def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> None:
+    if compare:
+        _warm_up(session, job)
+    done = _complete(session, job, show=not as_json)
+    other = session.generate(job.prompt, **job.arguments(plain=True)) if compare else None
+    if as_json:
+        typer.echo(json.dumps(_as_json(done, other), ensure_ascii=False))
+        return
+    _say(_closing_line(done))
+    if other is not None:
+        for line in _comparison(done, other):
+            _say(line)
+
+
+def _warm_up(session: "Session", job: _Job) -> None:
+    # the first passes read the files from disk; neither side of a comparison should pay for that
+    for plain in (True, False):
+        session.generate(job.prompt, **job.arguments(plain=plain, max_tokens=_WARM_UP_TOKENS))
+
+
+def _complete(session: "Session", job: _Job, *, show: bool) -> "Completion":
+    for piece in session.stream(job.prompt, **job.arguments()):
+        if show:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+    if show:
+        typer.echo()
+    assert session.last is not None
+    return session.last
+
+
+def _prompt(text: str | None, ids: Path | None, *, bundled: bool) -> "Prompt":
+    if ids is not None:
+        if text is not None:
+            raise OptionError("give either a prompt or --prompt-ids, not both")
+        return _read_ids(ids)
+    if text is not None:
+        return text
+    if not sys.stdin.isatty() and (piped := sys.stdin.read()):
+        return piped
+    if bundled:
+        return demo.PROMPT
+    raise OptionError("there is no prompt; give one as an argument, with --prompt-ids or on stdin")
+
+
+def _read_ids(path: Path) -> list[int]:
+    try:
+        text = path.read_text()
+        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
+        return [int(item) for item in found]
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError):
+        raise OptionError(f"{path}: not a list of token ids, such as [1, 2, 3] or 1 2 3") from None
+
+
+def _in_chat(prompt: "Prompt", session: "Session", chat: bool | None) -> "Prompt":
+    if not isinstance(prompt, str):
+        return prompt
+    wanted = session.has_chat_template if chat is None else chat
+    return [{"role": "user", "content": prompt}] if wanted else prompt
+
+
+def _closing_line(done: "Completion") -> str:
+    stats = done.stats
+    line = (
+        f"{stats.completion_tokens} tokens in {stats.total_s:.2f} s: "
+        f"{stats.tokens_per_second:.1f} tokens/s"
+    )
+    if not stats.drafted:
+        return line + ", no draft"
+    return f"{line}, tau {stats.tau:.2f}, accept rate {stats.accept_rate:.0%}"
+
+
+def _comparison(done: "Completion", other: "Completion") -> list[str]:
+    fast, slow = done.stats.tokens_per_second, other.stats.tokens_per_second
+    same = done.token_ids == other.token_ids
+    ratio = fast / slow if slow else 0.0
+    return [
+        f"plain: {_closing_line(other)}",
+        f"outputs {'identical' if same else 'DIFFER'}, "
+        f"{fast:.1f} against {slow:.1f} tokens/s: {ratio:.2f} x plain decoding",
+    ]
+
+
+def _as_json(done: "Completion", other: "Completion | None") -> dict[str, Any]:
+    result = asdict(done)
+    if other is not None:
+        result["plain"] = asdict(other)
+        result["identical"] = done.token_ids == other.token_ids
+    return result
+
+
+def _say(line: str) -> None:
+    typer.echo(f"llamaspec: {line}", err=True)
