@@ -162,6 +162,13 @@ def make_plan(options: Options) -> Plan:
     )
 
 
+def patched_source() -> Path:
+    """The patched copy that the options compile, made where it is missing; for tests."""
+    plan = make_plan(parse(()))
+    patched_tree(plan.source, patch_files(ROOT / "patches"), plan.tree)
+    return plan.tree
+
+
 def _native_files() -> list[Path]:
     return sorted(f for f in NATIVE.rglob("*") if f.suffix in (".cpp", ".h", ".txt"))
 
