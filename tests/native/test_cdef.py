@@ -25,7 +25,7 @@ def prototypes(text: str) -> dict[str, str]:
     text = text.replace('extern "C" {', " ")
     while (bare := re.sub(r"\{[^{}]*\}", " ", text)) != text:
         text = bare
-    found = {}
+    found: dict[str, str] = {}
     for statement in text.split(";"):
         plain = re.sub(r"\b(?:LLAMA|GGML|GGML_BACKEND)_API\b|\bextern\b", " ", statement)
         plain = re.sub(r'\bDEPRECATED\s*\((.*),\s*"[^"]*"\s*\)', r"\1", plain, flags=re.DOTALL)
