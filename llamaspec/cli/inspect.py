@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from llamaspec.cli.guard import guarded
+from llamaspec.errors import OptionError
 
 if TYPE_CHECKING:
     from llamaspec.runtime.describe import FileDescription
 
 DOES_NOT_FIT = 1
-UNREADABLE = 2
 _LABEL_WIDTH = 16
 
 
@@ -25,28 +27,20 @@ def inspect(
 
     Exit code 0: they fit, or there is one file. 1: they do not fit. 2: a file cannot be read.
     """
-    from llamaspec.errors import LlamaSpecError
     from llamaspec.hub import resolve
     from llamaspec.runtime.describe import describe
 
-    if len(files) > 2:
-        _stop(f"{len(files)} files were given; inspect takes one or two")
-    try:
+    with guarded():
+        if len(files) > 2:
+            raise OptionError(f"{len(files)} files were given; inspect takes one or two")
         found = [describe(resolve(file)) for file in files]
-    except LlamaSpecError as error:
-        _stop(str(error))
-    verdict = _verdict(found) if len(found) == 2 else None
-    if as_json:
-        typer.echo(json.dumps(_as_json(found, verdict), indent=2, ensure_ascii=False))
-    else:
-        typer.echo("\n\n".join([*map(_table, found), *([_spoken(verdict)] if verdict else [])]))
-    if verdict and verdict["problems"]:
-        raise typer.Exit(DOES_NOT_FIT)
-
-
-def _stop(problem: str) -> NoReturn:
-    typer.echo(f"llamaspec: {problem}", err=True)
-    raise typer.Exit(UNREADABLE)
+        verdict = _verdict(found) if len(found) == 2 else None
+        if as_json:
+            typer.echo(json.dumps(_as_json(found, verdict), indent=2, ensure_ascii=False))
+        else:
+            typer.echo("\n\n".join([*map(_table, found), *([_spoken(verdict)] if verdict else [])]))
+        if verdict and verdict["problems"]:
+            raise typer.Exit(DOES_NOT_FIT)
 
 
 def _verdict(found: Sequence["FileDescription"]) -> dict[str, list[str]]:
