@@ -215,20 +215,21 @@ def _compile(options: Options, plan: Plan, cmake: str) -> None:
     cuda_definitions, cuda_env = toolchain.cuda_parts() if options.cuda else ((), {})
     objects = plan.folder / "cmake"
     run = toolchain.Runner(plan.folder / "build.log", os.environ | cuda_env)
-    configure = [cmake, "-S", str(plan.folder), "-B", str(objects), *toolchain.generator(objects)]
-    run(
-        "configure",
-        [
-            *configure,
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DLLAMASPEC_SOURCE={plan.tree}",
-            f"-DLLAMASPEC_NATIVE={NATIVE}",
-            f"-DLLAMASPEC_VERSION={VERSION}",
-            f"-DLLAMASPEC_COMMIT={plan.commit}",
-            *cuda_definitions,
-            *plan.definitions,
-        ],
-    )
+    values = {
+        "Python_EXECUTABLE": sys.executable,
+        "LLAMASPEC_SOURCE": plan.tree,
+        "LLAMASPEC_NATIVE": NATIVE,
+        "LLAMASPEC_VERSION": VERSION,
+        "LLAMASPEC_COMMIT": plan.commit,
+    }
+    given = [*(f"-D{name}={value}" for name, value in values.items()), *cuda_definitions]
+    where = ["-S", str(plan.folder), "-B", str(objects), *toolchain.generator(objects)]
+    try:
+        run("configure", [cmake, *where, *given, *plan.definitions])
+    except BuildError:
+        # what CMake remembers of a failure would outlive its cause
+        (objects / "CMakeCache.txt").unlink(missing_ok=True)
+        raise
     jobs = str(options.jobs or toolchain.cores())
     run("compile", [cmake, "--build", str(objects), "--config", "Release", "--parallel", jobs])
     shutil.rmtree(plan.folder / "stage", ignore_errors=True)

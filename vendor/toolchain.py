@@ -219,7 +219,10 @@ class Runner:
 
     def __init__(self, log: Path, env: Mapping[str, str]) -> None:
         self.log = log
-        self.env = dict(env)
+        # under an outer make its job server is out of reach; progress reads ninja's own status
+        self.env = {
+            k: v for k, v in env.items() if k not in ("MAKEFLAGS", "MFLAGS", "NINJA_STATUS")
+        }
         log.write_text("", encoding="utf-8")
 
     def __call__(self, step: str, command: Sequence[str]) -> None:
@@ -230,7 +233,7 @@ class Runner:
         """
         progress = _Progress(step)
         lines: list[str] = []
-        with self.log.open("a", encoding="utf-8") as log:
+        with self.log.open("a", buffering=1, encoding="utf-8") as log:
             log.write(f"$ {' '.join(command)}\n")
             with subprocess.Popen(
                 command,
@@ -254,8 +257,9 @@ class Runner:
 def telling_lines(lines: Sequence[str]) -> list[str]:
     """The few lines that say why a step failed: from its first error on, else its last ones."""
     first = re.compile(r"\berror:|^CMake Error|^FAILED:|\*\*\*")
-    start = next((i for i, line in enumerate(lines) if first.search(line)), len(lines) - TAIL)
-    return [line[:240] for line in lines[max(start, 0) :][:TAIL]]
+    told = [line[:240] for line in lines if line.strip()]
+    start = next((i for i, line in enumerate(told) if first.search(line)), len(told) - TAIL)
+    return told[max(start, 0) :][:TAIL]
 
 
 class _Progress:
