@@ -180,6 +180,8 @@ HOSTILE = [
     GROW % "{% set ns.s = ns.s + ns.s %}",
     GROW % "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
     "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+    "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "{% set x %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endset %}",
 ]
 
 
