@@ -20,6 +20,7 @@ _OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
 _DEFAULT_DFLASH_BLOCK = 16
 _MAX_LAYERS = 512
 _MAX_EXPERTS = 1024
+_MAX_BLOCK = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # by the number in general.file_type, under the name that llama-quantize knows
 _FILE_TYPE_NAMES = """
@@ -154,6 +155,19 @@ class Keys:
             raise self._wrong(key, value, "an integer")
         return value
 
+    def number(self, key: str, default: float = 0.0) -> float:
+        """A number, whole or not."""
+        value = self._metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, value, "a number")
+        return value
+
+    def most(self, key: str) -> int:
+        """An integer, or the largest of an array of them; 0 where the key is absent."""
+        if self.length(key) is None:
+            return self.integer(key)
+        return max(self.integers(key, _MAX_LAYERS), default=0)
+
     def flag(self, key: str, default: bool) -> bool:
         """A boolean."""
         value = self._metadata.get(key, default)
@@ -202,6 +216,7 @@ def read_description(file: GGUFFile) -> FileDescription:
     kind = _kind(file, keys)
     if kind != "other":
         _check_loader_limits(file.path, keys, arch)
+        _check_tokens(file)
     tensor_bytes, n_params, size = _weigh(file)
     commonest = max(tensor_bytes, key=lambda name: tensor_bytes[name], default="")
     file_type = _FILE_TYPES.get(keys.integer("general.file_type", -1), "-")
@@ -242,6 +257,9 @@ def _layers(keys: Keys, arch: str) -> int:
 
 def _check_loader_limits(path: Path, keys: Keys, arch: str) -> None:
     layers, experts = _layers(keys, arch), keys.integer(f"{arch}.expert_count")
+    block = keys.integer("dflash.block_size")
+    if not 0 <= block <= _MAX_BLOCK:
+        raise ModelLoadError(f"{path}: has a block of {block} slots, more than {_MAX_BLOCK}")
     if not 0 < layers <= _MAX_LAYERS:
         raise ModelLoadError(f"{path}: has {layers} layers, llama.cpp takes 1 to {_MAX_LAYERS}")
     if keys.integer(f"{arch}.embedding_length") <= 0:
@@ -252,6 +270,39 @@ def _check_loader_limits(path: Path, keys: Keys, arch: str) -> None:
     if scaling not in _ROPE_SCALINGS:
         known = ", ".join(_ROPE_SCALINGS)
         raise ModelLoadError(f"{path}: rope scaling type {scaling!r} is none of {known}")
+    for key in (f"{arch}.attention.layer_norm_rms_epsilon", f"{arch}.attention.layer_norm_epsilon"):
+        epsilon = keys.number(key)
+        if not epsilon >= 0:  # nor is a NaN
+            raise ModelLoadError(f"{path}: {key} is {epsilon}, it must be at least 0")
+    _check_experts(path, keys, arch, experts)
+
+
+def _check_experts(path: Path, keys: Keys, arch: str, experts: int) -> None:
+    used = keys.most(f"{arch}.expert_used_count")
+    groups = keys.integer(f"{arch}.expert_group_count")
+    groups_used = keys.integer(f"{arch}.expert_group_used_count")
+    if not 0 <= used <= experts or (used == 0) != (experts == 0):
+        raise ModelLoadError(f"{path}: uses {used} of its {experts} experts, which cannot be")
+    split = groups > 1 and (experts % groups or not 0 < groups_used < groups)
+    if groups and (not 0 < groups < experts or split):
+        raise ModelLoadError(
+            f"{path}: uses {groups_used} of {groups} groups of its {experts} experts, "
+            "which cannot be"
+        )
+
+
+def _check_tokens(file: GGUFFile) -> None:
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, MetaArray):
+        return
+    # as llama.cpp reads them: up to a NUL, and under a made-up name where nothing is left
+    seen: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        word = str(token).partition("\0")[0] or f"[EMPTY_{index}]"
+        if seen.setdefault(word, index) != index and "\ufffd" not in word:
+            raise ModelLoadError(
+                f"{file.path}: tokens {seen[word]} and {index} of its vocabulary are both {word!r}"
+            )
 
 
 def _weigh(file: GGUFFile) -> tuple[dict[str, int], int, int]:

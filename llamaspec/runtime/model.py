@@ -1,5 +1,6 @@
 """A loaded GGUF and its vocabulary."""
 
+import os
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +31,7 @@ class Model(NativeHandle):
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         native = ffi.new("struct llama_model_params *", params)
-        ptr = lib.ls_model_load(str(path).encode(), native)
+        ptr = lib.ls_model_load(os.fsencode(path), native)
         lines = log.drain()
         if not ptr:
             raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {log.reason(lines)}")

@@ -115,7 +115,7 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"qwen3.nextn_predict_layers": 1}, {}, ["layers [3]", "layers 0 to 2"]),
     ({}, {"dflash.target_layers": [-1, 1]}, ["layers [-1]", "layers 0 to 3"]),
     ({}, {"dflash.target_layers": None}, ["dflash.target_layers"]),
-    ({"tokenizer.ggml.tokens": ["a"] * 65}, {}, ["64 tokens", "has 65"]),
+    ({"tokenizer.ggml.tokens": [str(i) for i in range(65)]}, {}, ["64 tokens", "has 65"]),
     ({"tokenizer.ggml.pre": "llama-bpe"}, {}, ["gpt2/qwen2", "gpt2/llama-bpe"]),
     ({}, {"tokenizer.ggml.mask_token_id": None}, ["mask_token_id"]),
     ({}, {"tokenizer.ggml.mask_token_id": -1}, ["mask_token_id"]),
@@ -199,7 +199,19 @@ def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
         ({"qwen3.block_count": 513}, "513 layers"),
         ({"qwen3.embedding_length": None}, "embedding_length"),
         ({"qwen3.expert_count": 5000}, "5000 experts"),
+        ({"qwen3.expert_count": 8}, "uses 0 of its 8 experts"),
+        ({"qwen3.expert_used_count": 2}, "uses 2 of its 0 experts"),
+        ({"qwen3.expert_count": 2, "qwen3.expert_used_count": [2, 3]}, "uses 3 of its 2 experts"),
+        (
+            {"qwen3.expert_count": 8, "qwen3.expert_used_count": 2, "qwen3.expert_group_count": 3},
+            "uses 0 of 3 groups of its 8 experts",
+        ),
         ({"qwen3.rope.scaling.type": "magic"}, "'magic'"),
+        ({"qwen3.attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"qwen3.attention.layer_norm_epsilon": -1e-6}, "at least 0"),
+        ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "tokens 0 and 2 of its vocabulary"),
+        ({"tokenizer.ggml.tokens": ["a\0b", "a\0c"]}, "are both 'a'"),
+        ({"tokenizer.ggml.tokens": ["[EMPTY_1]", ""]}, "tokens 0 and 1"),
         ({"general.name": 5}, "5, not a string"),
     ],
 )
@@ -212,6 +224,8 @@ def test_values_that_llama_cpp_would_abort_on(
         describe(write_draft(tmp_path / "d.gguf", {"dflash.sample_from_anchor": 1}))
     with pytest.raises(ModelLoadError, match="integers"):
         describe(write_draft(tmp_path / "d.gguf", {"dflash.target_layers": ["a"]}))
+    with pytest.raises(ModelLoadError, match="block of 100000 slots"):
+        describe(write_draft(tmp_path / "d.gguf", {"dflash.block_size": 100_000}))
 
 
 def test_notes(tmp_path: Path) -> None:
