@@ -52,6 +52,12 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything
     native is risked.
     """
+    if options.threads > options.n_threads:
+        logger.warning(
+            "threads %d is more than the processors here; using %d",
+            options.threads,
+            options.n_threads,
+        )
     target_file = describe(target)
     check_target(target_file)
     draft_file = None

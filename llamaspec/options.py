@@ -1,8 +1,8 @@
 """Every option and its default, once. Values are checked on construction and raise OptionError."""
 
-import math
 import os
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,8 +16,18 @@ DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
 DEFAULT_MAX_TOKENS = 256
 ALL_LAYERS = -1
+MAX_INT = 2**31 - 1
+MAX_SEQUENCES = 256
+"""llama.cpp's own limit."""
+MAX_BATCH = 2**16
 BLOCK = -1
 """draft_max: as many proposals as the draft's block holds."""
+
+
+def usable_processors() -> int:
+    """The logical processors this process may run on."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return len(allowed) or os.cpu_count() or 1
 
 
 def physical_cores() -> int:
@@ -37,13 +47,15 @@ def physical_cores() -> int:
 
 def _choice(name: str, value: str, kind: object) -> None:
     allowed = get_args(kind)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+def _whole(name: str, value: int, least: int, most: int | None = None) -> None:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        range_ = f"of at least {least}" if most is None else f"in {least} to {most}"
+        raise OptionError(f"{name} is {value!r}; it must be a whole number {range_}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +81,24 @@ class LoadOptions:
     sequences: int = 1
 
     def __post_init__(self) -> None:
-        _at_least("context", self.context, 0)
-        _at_least("threads", self.threads, 0)
-        _at_least("batch", self.batch, 32)
-        _at_least("sequences", self.sequences, 1)
+        _whole("context", self.context, 0, MAX_INT)
+        _whole("n_gpu_layers", self.n_gpu_layers, -MAX_INT, MAX_INT)
+        _whole("n_gpu_layers_draft", self.n_gpu_layers_draft, -MAX_INT, MAX_INT)
+        _whole("threads", self.threads, 0)
+        _whole("batch", self.batch, 32, MAX_BATCH)
+        _whole("sequences", self.sequences, 1, MAX_SEQUENCES)
+        if self.sequences * self.context > MAX_INT:
+            raise OptionError(
+                f"{self.sequences} sequences of {self.context} positions are more than {MAX_INT}"
+            )
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
         _choice("head", self.head, Head)
 
     @property
     def n_threads(self) -> int:
-        return self.threads or physical_cores()
+        # threads wait by spinning: more of them than processors would all but stand still
+        return min(self.threads, usable_processors()) or physical_cores()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +118,15 @@ class GenerateOptions:
     draft_max: int = BLOCK
 
     def __post_init__(self) -> None:
-        _at_least("max_tokens", self.max_tokens, 1)
-        _at_least("draft_max", self.draft_max, BLOCK)
-        if not 0 <= self.temperature <= 100 or math.isnan(self.temperature):
-            raise OptionError(f"temperature is {self.temperature!r}; it must lie in 0 to 100")
-        if self.seed is not None and not 0 <= self.seed < 2**32:
-            raise OptionError(f"seed is {self.seed!r}; it must lie in 0 to 4294967295")
+        _whole("max_tokens", self.max_tokens, 1)
+        _whole("draft_max", self.draft_max, BLOCK)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**32 - 1)
+        number = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
+        # a NaN is in no range; logits divided by a denormal number are infinite
+        if not number or not (self.temperature == 0 or 1e-6 <= self.temperature <= 100):
+            raise OptionError(
+                f"temperature is {self.temperature!r}; it must be 0 or lie in 0.000001 to 100"
+            )
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise OptionError(f"stop is {self.stop!r}; every stop text must be a non-empty string")

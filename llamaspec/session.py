@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -163,14 +164,12 @@ class Session:
         vocab = self._pair.model.vocab
         if isinstance(prompt, str):
             return vocab.tokenize(prompt)
-        if isinstance(prompt, np.ndarray):
-            return self._checked_ids(prompt)
-        if len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             text = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
             # most templates write the beginning-of-text token themselves
             bos = vocab.bos_text
             return vocab.tokenize(text, add_special=not (bos and text.startswith(bos)))
-        return self._checked_ids(np.asarray(prompt))
+        return self._checked_ids(prompt)
 
     def close(self) -> None:
         """Free both models. A second call does nothing; any later use raises ClosedError."""
@@ -273,7 +272,11 @@ class Session:
             )
         return ids
 
-    def _checked_ids(self, ids: "np.ndarray[Any, Any]") -> IntArray:
+    def _checked_ids(self, prompt: object) -> IntArray:
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:  # lists of unequal length
+            ids = np.empty((0, 0))
         if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
             raise OptionError(
                 "the prompt is none of: text, a flat list of token ids, a list of chat messages"
@@ -346,9 +349,15 @@ def load(
         if draft is not None:
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
-    target_path = hub.resolve(model)
-    draft_path = None if draft is None else hub.resolve(draft)
+    target_path = _resolve("model", model)
+    draft_path = None if draft is None else _resolve("draft", draft)
     return Session(load_pair(target_path, draft_path, chosen))
+
+
+def _resolve(name: str, reference: str | PathLike[str]) -> Path:
+    if not isinstance(reference, str | PathLike) or not str(reference):
+        raise OptionError(f"{name} is {reference!r}; give the path of a GGUF or an hf:// reference")
+    return hub.resolve(reference)
 
 
 def _load_options(settings: dict[str, Any]) -> LoadOptions:
@@ -370,7 +379,7 @@ def _options(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,),  # type: ignore[arg-type]
         draft_max=BLOCK if draft_max is None else draft_max,
     )
 
