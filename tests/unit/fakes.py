@@ -1,0 +1,109 @@
+"""A scripted target and drafter: the loop's logic without weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+
+from llamaspec.draft.drafter import Anchor, Features, Proposal
+from llamaspec.errors import DecodeError
+from llamaspec.runtime.arrays import FloatArray, IntArray
+from llamaspec.runtime.batch import Batch
+
+N_BATCH = 8
+Rule = Callable[[int], int]
+
+
+@dataclass
+class FakeTarget:
+    """Its next token after position p is rule(p), whatever the tokens were. Keeps a KV cache of
+    token ids.
+    """
+
+    rule: Rule
+    slots: int = 1
+    closed: bool = False
+    published: bool = False
+    decoded: int = 0
+    fail_at: int = -1
+
+    def __post_init__(self) -> None:
+        self.shape = SimpleNamespace(n_seq=self.slots, n_batch=N_BATCH)
+        self.cache: dict[int, dict[int, int]] = {slot: {} for slot in range(self.slots)}
+        self._out: list[int] = []
+        self._rows: list[tuple[int, int]] = []
+
+    def decode(self, batch: Batch) -> None:
+        self.decoded += 1
+        if self.decoded == self.fail_at:
+            raise DecodeError("scripted failure", 1)
+        self._out, self._rows = [], []
+        for row in range(batch.size):
+            seq, position = int(batch.seq[row]), int(batch.pos[row])
+            assert position == len(self.cache[seq]), "positions come in order, without gaps"
+            self.cache[seq][position] = int(batch.token[row])
+            self._rows.append((seq, position))
+            if batch.output[row]:
+                self._out.append(self.rule(position))
+
+    def argmax(self, n_rows: int) -> IntArray:
+        return np.array(self._out[:n_rows], np.int32)
+
+    def features(self, rows: IntArray) -> FloatArray:
+        # a feature row says where it is from, so that the drafter can check what it is given
+        return np.array([self._rows[row] for row in rows], np.float32)
+
+    def truncate(self, seq: int, length: int) -> None:
+        self.cache[seq] = {p: t for p, t in self.cache[seq].items() if p < length}
+
+    def publish(self, wanted: bool) -> None:
+        self.published = wanted
+
+
+@dataclass
+class FakeDrafter:
+    """Proposes guess(p) for the token after position p, block by block, and checks what it is
+    told.
+    """
+
+    guess: Rule
+    proposals: int = 4
+    seconds: float = 0.0
+    slots: int = 1
+    fail_propose: set[int] = field(default_factory=set)
+    fail_commit: set[int] = field(default_factory=set)
+    proposed: int = 0
+    committed: int = 0
+
+    def __post_init__(self) -> None:
+        self.known = dict.fromkeys(range(self.slots), 0)
+
+    def begin(self, seq: int) -> None:
+        self.reset(seq)
+
+    def reset(self, seq: int) -> None:
+        self.known[seq] = 0
+
+    def close(self) -> None:
+        pass
+
+    def commit(self, features: Features) -> None:
+        self.committed += 1
+        for row, seq, position in zip(features.rows, features.seq, features.position, strict=True):
+            assert (seq, position) == tuple(row)
+            assert self.known[seq] == position, "committed positions come without gaps"
+            self.known[seq] = int(position) + 1
+        if self.committed in self.fail_commit:
+            raise DecodeError("scripted failure of the draft", 1)
+
+    def propose(self, anchors: list[Anchor]) -> list[Proposal]:
+        self.proposed += 1
+        if self.proposed in self.fail_propose:
+            raise DecodeError("scripted failure of the draft", 1)
+        for anchor in anchors:
+            assert self.known[anchor.seq] == anchor.position
+        return [
+            Proposal(tuple(self.guess(a.position + i) for i in range(min(a.limit, self.proposals))))
+            for a in anchors
+        ]

@@ -1,0 +1,176 @@
+"""The loop against a scripted target: every accepted length, every ending, several sequences,
+failures.
+"""
+
+import logging
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from llamaspec.engine.ending import Ending
+from llamaspec.engine.loop import Engine
+from llamaspec.engine.sequence import Request, Sequence
+from llamaspec.errors import DecodeError, LlamaSpecError
+from tests.unit.fakes import FakeDrafter, FakeTarget, Rule
+
+pytestmark = pytest.mark.native
+
+END = 999
+PROMPT = 11
+
+
+def truth(position: int) -> int:
+    return 100 + position % 50
+
+
+def wrong_every(n: int) -> Rule:
+    return lambda p: -1 if p % n == 0 else truth(p)
+
+
+def engine(target: FakeTarget, drafter: FakeDrafter | None) -> Engine:
+    return Engine(cast(Any, target), cast(Any, drafter))
+
+
+def request(
+    limit: int, *, draft_max: int = 4, stop: tuple[str, ...] = (), prompt: int = PROMPT
+) -> Request:
+    ending = Ending(
+        piece=lambda t: f"{t} ".encode(), is_end=lambda t: t == END, limit=limit, stop=stop
+    )
+    return Request(np.arange(prompt, dtype=np.int32), limit, draft_max, ending)
+
+
+def finish(loop: Engine, *sequences: Sequence) -> None:
+    while any(s.finish_reason is None for s in sequences):
+        loop.step()
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3, 4, 5, 1000])
+@pytest.mark.parametrize("limit", [1, 2, 3, 9, 30])
+def test_the_text_is_the_targets_whatever_the_draft_guesses(wrong: int, limit: int) -> None:
+    target, drafter = FakeTarget(truth), FakeDrafter(wrong_every(wrong))
+    loop = engine(target, drafter)
+    sequence = loop.admit(request(limit))
+    finish(loop, sequence)
+    expected = [truth(PROMPT - 1 + i) for i in range(limit)]
+    assert sequence.tokens == expected
+    assert sequence.finish_reason == "length"
+    assert sum(r.committed for r in sequence.rounds) + 1 == limit
+    cache = list(range(PROMPT)) + expected[:-1]
+    assert [target.cache[0][p] for p in range(len(target.cache[0]))] == cache
+
+
+def test_between_rounds_cache_features_and_n_past_agree() -> None:
+    target, drafter = FakeTarget(truth), FakeDrafter(wrong_every(3))
+    loop = engine(target, drafter)
+    sequence = loop.admit(request(40))
+    while sequence.finish_reason is None:
+        assert len(target.cache[0]) == drafter.known[0] == sequence.n_past
+        loop.step()
+    assert len(target.cache[0]) == sequence.n_past
+
+
+@pytest.mark.parametrize("end_at", range(PROMPT - 1, PROMPT + 14))
+def test_an_end_token_inside_a_block_ends_text_rounds_and_cache_there(end_at: int) -> None:
+    def rule(p: int) -> int:
+        return END if p == end_at else truth(p)
+
+    target = FakeTarget(rule)
+    loop = engine(target, FakeDrafter(rule))
+    sequence = loop.admit(request(100))
+    finish(loop, sequence)
+    expected = [truth(p) for p in range(PROMPT - 1, end_at)]
+    assert sequence.tokens == [*expected, END]
+    assert sequence.finish_reason == "stop"
+    assert sequence.request.ending.take() == "".join(f"{t} " for t in expected)
+    assert len(target.cache[0]) == sequence.n_past == PROMPT + len(expected)
+    last = sequence.rounds[-1] if sequence.rounds else None
+    if last:
+        # the end token was proposed: it counts as accepted, and nothing after it does
+        assert last.accepted == min(last.committed, len(last.draft))
+
+
+@pytest.mark.parametrize("stop", ["115", "5 116", "7 11", "113 114 115 116 117 118"])
+def test_a_stop_text_ends_the_same_way_with_and_without_a_draft(stop: str) -> None:
+    found = []
+    for drafter in (None, FakeDrafter(truth), FakeDrafter(wrong_every(2))):
+        loop = engine(FakeTarget(truth), drafter)
+        sequence = loop.admit(request(60, stop=(stop,)))
+        finish(loop, sequence)
+        found.append((sequence.request.ending.take(), sequence.tokens, sequence.finish_reason))
+    assert found[0] == found[1] == found[2]
+    text = "".join(f"{truth(p)} " for p in range(PROMPT - 1, 80))
+    assert found[0][0] == text[: text.index(stop)]
+    assert found[0][2] == "stop"
+
+
+def test_an_ending_inside_a_block_beats_the_limit_later_in_it() -> None:
+    loop = engine(FakeTarget(truth), FakeDrafter(truth))
+    sequence = loop.admit(request(4, stop=("112",)))
+    finish(loop, sequence)
+    assert (sequence.finish_reason, len(sequence.tokens)) == ("stop", 3)
+
+
+def test_sequences_of_different_lengths_do_not_disturb_each_other() -> None:
+    target = FakeTarget(truth, slots=3)
+    loop = engine(target, FakeDrafter(wrong_every(4), slots=3))
+    first = loop.admit(request(25, prompt=5))
+    second = loop.admit(request(7, prompt=PROMPT, draft_max=0))
+    loop.step()
+    third = loop.admit(request(33, prompt=20, draft_max=2))
+    finish(loop, first, second, third)
+    for sequence, prompt in ((first, 5), (second, PROMPT), (third, 20)):
+        expected = [truth(prompt - 1 + i) for i in range(len(sequence.tokens))]
+        assert sequence.tokens == expected
+    assert all(len(r.draft) == 0 for r in second.rounds)
+    assert max(len(r.draft) for r in third.rounds) == 2
+
+
+def test_a_full_house_refuses_and_a_released_slot_is_clean() -> None:
+    target = FakeTarget(truth)
+    loop = engine(target, FakeDrafter(truth))
+    first = loop.admit(request(10))
+    with pytest.raises(LlamaSpecError, match="in use"):
+        loop.admit(request(10))
+    loop.release(first)
+    loop.release(first)
+    assert target.cache[0] == {}
+    second = loop.admit(request(10))
+    finish(loop, second)
+    assert len(second.tokens) == 10
+
+
+def test_a_failing_draft_costs_rounds_but_no_token_and_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drafter = FakeDrafter(truth, fail_propose={2, 3, 5}, fail_commit={4})
+    loop = engine(FakeTarget(truth), drafter)
+    with caplog.at_level(logging.WARNING, "llamaspec"):
+        sequence = loop.admit(request(40))
+        finish(loop, sequence)
+    assert sequence.tokens == [truth(PROMPT - 1 + i) for i in range(40)]
+    assert [len(r.draft) for r in sequence.rounds[:5]] == [4, 0, 0, 4, 0]
+    assert len(caplog.records) == 1
+
+
+def test_a_failing_target_is_an_error_and_leaves_the_slot_usable() -> None:
+    target = FakeTarget(truth, fail_at=1)
+    loop = engine(target, FakeDrafter(truth))
+    with pytest.raises(DecodeError, match="scripted"):
+        loop.admit(request(10))
+    sequence = loop.admit(request(10))
+    finish(loop, sequence)
+    assert len(sequence.tokens) == 10
+
+
+def test_plain_decoding_does_not_ask_for_features() -> None:
+    target, drafter = FakeTarget(truth), FakeDrafter(truth)
+    loop = engine(target, drafter)
+    sequence = loop.admit(request(5, draft_max=0))
+    finish(loop, sequence)
+    assert not target.published
+    assert drafter.committed == 0
+    loop.release(sequence)
+    loop.admit(request(5))
+    assert target.published
