@@ -8,7 +8,8 @@ from typing import Literal
 
 from llamaspec.errors import ModelLoadError
 from llamaspec.runtime.gguf_file import GGUFFile
-from llamaspec.runtime.gguf_types import MetaArray, MetaValue
+from llamaspec.runtime.loader_limits import check_loader_limits, running_layers
+from llamaspec.runtime.metadata import MAX_LAYERS, Keys
 
 Kind = Literal["target", "draft", "other"]
 HeadType = Literal["none", "vanilla", "gated", "rnn", "selector"]
@@ -18,10 +19,6 @@ DRAFT_ARCHITECTURE = "dflash"
 _OTHER_ARCHITECTURES = frozenset({"clip", "eagle3", "gemma4-assistant", "wavtokenizer-dec"})
 _OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
 _DEFAULT_DFLASH_BLOCK = 16
-_MAX_LAYERS = 512
-_MAX_EXPERTS = 1024
-_MAX_BLOCK = 1024
-_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # by the number in general.file_type, under the name that llama-quantize knows
 _FILE_TYPE_NAMES = """
 F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K
@@ -141,70 +138,6 @@ class FileDescription:
     draft: DraftDescription | None = field(default=None)
 
 
-class Keys:
-    """Typed reading of metadata; a value of another type is a ModelLoadError that names the key."""
-
-    def __init__(self, path: Path, metadata: Mapping[str, MetaValue]) -> None:
-        self._path = path
-        self._metadata = metadata
-
-    def integer(self, key: str, default: int = 0) -> int:
-        """An integer."""
-        value = self._metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(key, value, "an integer")
-        return value
-
-    def number(self, key: str, default: float = 0.0) -> float:
-        """A number, whole or not."""
-        value = self._metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(key, value, "a number")
-        return value
-
-    def most(self, key: str) -> int:
-        """An integer, or the largest of an array of them; 0 where the key is absent."""
-        if self.length(key) is None:
-            return self.integer(key)
-        return max(self.integers(key, _MAX_LAYERS), default=0)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
-        value = self._metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
-
-    def text(self, key: str, default: str = "") -> str:
-        """A string."""
-        value = self._metadata.get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
-        return value
-
-    def integers(self, key: str, most: int) -> tuple[int, ...]:
-        """An array of at most `most` integers, () where the key is absent."""
-        value = self._metadata.get(key, ())
-        if not isinstance(value, (MetaArray, tuple)) or len(value) > most:
-            raise self._wrong(key, value, f"an array of at most {most} integers")
-        items = tuple(item for item in value if isinstance(item, int))
-        if len(items) != len(value):
-            raise self._wrong(key, value, f"an array of at most {most} integers")
-        return items
-
-    def length(self, key: str) -> int | None:
-        """Length of an array, None where the key is absent or something else."""
-        value = self._metadata.get(key)
-        return len(value) if isinstance(value, MetaArray) else None
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._metadata
-
-    def _wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
-        shown = repr(value)[:60]
-        return ModelLoadError(f"{self._path}: metadata key {key!r} is {shown}, not {wanted}")
-
-
 def read_description(file: GGUFFile) -> FileDescription:
     """Describe an open file, and the other parts where it is split.
 
@@ -215,8 +148,7 @@ def read_description(file: GGUFFile) -> FileDescription:
     keys = Keys(file.path, file.metadata)
     kind = _kind(file, keys)
     if kind != "other":
-        _check_loader_limits(file.path, keys, arch)
-        _check_tokens(file)
+        check_loader_limits(file, keys)
     tensor_bytes, n_params, size = _weigh(file)
     commonest = max(tensor_bytes, key=lambda name: tensor_bytes[name], default="")
     file_type = _FILE_TYPES.get(keys.integer("general.file_type", -1), "-")
@@ -229,7 +161,7 @@ def read_description(file: GGUFFile) -> FileDescription:
         tensor_bytes=tensor_bytes,
         n_params=n_params,
         size_bytes=size,
-        n_layer=_layers(keys, arch),
+        n_layer=running_layers(keys, arch),
         width=keys.integer(f"{arch}.embedding_length"),
         n_vocab=_vocabulary(file, keys),
         context_length=keys.integer(f"{arch}.context_length"),
@@ -248,61 +180,6 @@ def _kind(file: GGUFFile, keys: Keys) -> Kind:
         return "draft"
     other = file.architecture in _OTHER_ARCHITECTURES or keys.text("general.type") in _OTHER_TYPES
     return "other" if other or not file.tensors else "target"
-
-
-def _layers(keys: Keys, arch: str) -> int:
-    once = keys.integer(f"{arch}.block_count") - keys.integer(f"{arch}.nextn_predict_layers")
-    return once * keys.integer(f"{arch}.num_loops", 1)
-
-
-def _check_loader_limits(path: Path, keys: Keys, arch: str) -> None:
-    layers, experts = _layers(keys, arch), keys.integer(f"{arch}.expert_count")
-    block = keys.integer("dflash.block_size")
-    if not 0 <= block <= _MAX_BLOCK:
-        raise ModelLoadError(f"{path}: has a block of {block} slots, more than {_MAX_BLOCK}")
-    if not 0 < layers <= _MAX_LAYERS:
-        raise ModelLoadError(f"{path}: has {layers} layers, llama.cpp takes 1 to {_MAX_LAYERS}")
-    if keys.integer(f"{arch}.embedding_length") <= 0:
-        raise ModelLoadError(f"{path}: {arch}.embedding_length is missing or zero")
-    if not 0 <= experts <= _MAX_EXPERTS:
-        raise ModelLoadError(f"{path}: has {experts} experts, llama.cpp takes {_MAX_EXPERTS}")
-    scaling = keys.text(f"{arch}.rope.scaling.type", "linear")
-    if scaling not in _ROPE_SCALINGS:
-        known = ", ".join(_ROPE_SCALINGS)
-        raise ModelLoadError(f"{path}: rope scaling type {scaling!r} is none of {known}")
-    for key in (f"{arch}.attention.layer_norm_rms_epsilon", f"{arch}.attention.layer_norm_epsilon"):
-        epsilon = keys.number(key)
-        if not epsilon >= 0:  # nor is a NaN
-            raise ModelLoadError(f"{path}: {key} is {epsilon}, it must be at least 0")
-    _check_experts(path, keys, arch, experts)
-
-
-def _check_experts(path: Path, keys: Keys, arch: str, experts: int) -> None:
-    used = keys.most(f"{arch}.expert_used_count")
-    groups = keys.integer(f"{arch}.expert_group_count")
-    groups_used = keys.integer(f"{arch}.expert_group_used_count")
-    if not 0 <= used <= experts or (used == 0) != (experts == 0):
-        raise ModelLoadError(f"{path}: uses {used} of its {experts} experts, which cannot be")
-    split = groups > 1 and (experts % groups or not 0 < groups_used < groups)
-    if groups and (not 0 < groups < experts or split):
-        raise ModelLoadError(
-            f"{path}: uses {groups_used} of {groups} groups of its {experts} experts, "
-            "which cannot be"
-        )
-
-
-def _check_tokens(file: GGUFFile) -> None:
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, MetaArray):
-        return
-    # as llama.cpp reads them: up to a NUL, and under a made-up name where nothing is left
-    seen: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        word = str(token).partition("\0")[0] or f"[EMPTY_{index}]"
-        if seen.setdefault(word, index) != index and "\ufffd" not in word:
-            raise ModelLoadError(
-                f"{file.path}: tokens {seen[word]} and {index} of its vocabulary are both {word!r}"
-            )
 
 
 def _weigh(file: GGUFFile) -> tuple[dict[str, int], int, int]:
@@ -333,7 +210,7 @@ def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
     d2t = shapes.get("d2t")
     mask = keys.integer("tokenizer.ggml.mask_token_id", -1)
     return DraftDescription(
-        taps=keys.integers("dflash.target_layers", _MAX_LAYERS + 1),
+        taps=keys.integers("dflash.target_layers", MAX_LAYERS + 1),
         block_size=keys.integer("dflash.block_size", 0 if chained else _DEFAULT_DFLASH_BLOCK),
         # llama.cpp's selector always reads past slot 0; without the key, so does plain DFlash
         sample_from_anchor=head != "selector"

@@ -191,6 +191,17 @@ def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
     assert "[4]" in problem
 
 
+MIXTURE = {"qwen3.expert_count": 8, "qwen3.expert_used_count": 2}
+
+
+def test_mixtures_of_experts(tmp_path: Path) -> None:
+    groups = {"qwen3.expert_group_count": 4, "qwen3.expert_group_used_count": 2}
+    for changes in (MIXTURE, MIXTURE | groups, MIXTURE | {"qwen3.expert_group_count": 1}):
+        assert describe(write_target(tmp_path / "t.gguf", changes)).kind == "target"
+    one = {"hunyuan-dense.expert_count": 1}
+    assert describe(write_target(tmp_path / "t.gguf", one, arch="hunyuan-dense")).n_layer == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -199,6 +210,8 @@ def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
         ({"qwen3.block_count": 513}, "513 layers"),
         ({"qwen3.embedding_length": None}, "embedding_length"),
         ({"qwen3.expert_count": 5000}, "5000 experts"),
+        (MIXTURE | {"qwen3.expert_group_count": 8}, "0 of 8 groups of its 8"),
+        (MIXTURE | {"qwen3.expert_group_count": 4}, "0 of 4 groups of its 8"),
         ({"qwen3.expert_count": 8}, "uses 0 of its 8 experts"),
         ({"qwen3.expert_used_count": 2}, "uses 2 of its 0 experts"),
         ({"qwen3.expert_count": 2, "qwen3.expert_used_count": [2, 3]}, "uses 3 of its 2 experts"),
