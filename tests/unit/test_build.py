@@ -1,6 +1,7 @@
 """build.py and its helpers, without compiling anything."""
 
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -31,7 +32,8 @@ def make_tree(root: Path) -> Path:
     for name in ("include/llama.h", "ggml/CMakeLists.txt", "src/file.txt", "models/big.gguf"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(BEFORE)
-    (root / ".git").write_text("gitdir: elsewhere\n")
+    for folder in (root, root / "ggml"):
+        (folder / ".git").write_text("gitdir: elsewhere\n")
     return root
 
 
@@ -103,6 +105,19 @@ def test_a_patch_without_effect_is_an_error(tmp_path: Path) -> None:
         llama_source.apply_patch(make_patch(tmp_path, "only words\n"), tree)
 
 
+@pytest.mark.skipif(GIT is None, reason="no git here")
+def test_a_patch_that_git_skips_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([str(GIT), "init", "-q", str(tmp_path)], check=True)
+    tree = make_tree(tmp_path / "build")
+    for folder in (tree, tree / "ggml"):
+        (folder / ".git").unlink()
+    monkeypatch.setattr(llama_source, "_git_env", lambda tree: dict(os.environ))
+    with pytest.raises(BuildError, match=r"0001-test\.patch left src/file\.txt unchanged"):
+        llama_source.apply_patch(make_patch(tmp_path / "patches"), tree)
+
+
 def test_only_what_a_patch_does_enters_the_digest(tmp_path: Path) -> None:
     first = llama_source.patch_digest([make_patch(tmp_path / "a")])
     reworded = PATCH.replace("a test", "another reason")
@@ -134,7 +149,7 @@ def test_a_changed_tree_has_another_identity(tmp_path: Path) -> None:
     before = llama_source.choose(tmp_path, tree, "abc").identity
     (tree / "models/big.gguf").write_text("not compiled")
     assert llama_source.choose(tmp_path, tree, "abc").identity == before
-    (tree / "src/file.txt").write_text("compiled")
+    (tree / "src/file.txt").write_text(BEFORE.upper())
     assert llama_source.choose(tmp_path, tree, "abc").identity != before
 
 
@@ -279,8 +294,6 @@ def test_a_build_in_place_is_current_until_an_input_changes(
     monkeypatch.setattr(build, "RECORD", tmp_path / "lib/build.json")
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
     options = build.Options(source=make_tree(tmp_path / "own"))
-    plan = build.make_plan(options)
-    stage = plan.folder / "stage/files"
     monkeypatch.setenv("LLAMASPEC_BUILD_DIR", str(tmp_path / "objects"))
     plan = build.make_plan(options)
     stage = plan.folder / "stage/files"
