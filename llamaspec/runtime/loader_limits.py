@@ -70,5 +70,6 @@ def _check_tokens(file: GGUFFile) -> None:
         word = str(token).partition("\0")[0] or f"[EMPTY_{index}]"
         if seen.setdefault(word, index) != index and "\ufffd" not in word:
             raise ModelLoadError(
-                f"{file.path}: tokens {seen[word]} and {index} of its vocabulary are both {word[:40]!r}"
+                f"{file.path}: tokens {seen[word]} and {index} of its vocabulary "
+                f"are both {word[:40]!r}"
             )
