@@ -182,7 +182,7 @@ def test_what_is_not_a_gguf(tmp_path: Path, target: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_bytes(b"PK\3\4 a zip file")
     refused(other, "b'PK\\x03\\x04'", "b'GGUF'")
-    other.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0")
+    other.write_bytes(b"version https://lfs.invalid/spec/v1\noid sha256:0")
     refused(other, "LFS")
     other.write_bytes(b"GGU")
     refused(other, "b'GGU'")
