@@ -64,7 +64,8 @@ class BlockDrafter:
     def reset(self, seq: int) -> None:
         self._pending = [f for f in self._pending if not np.any(f.seq == seq)]
         self._known[seq] = 0
-        self._context.truncate(seq, 0)
+        if not self._context.closed:
+            self._context.truncate(seq, 0)
 
     def close(self) -> None:
         self._context.close()

@@ -38,20 +38,20 @@ class NativeHandle:
 
     @property
     def ptr(self) -> Any:  # noqa: ANN401
-        """The native pointer; raises ClosedError after close()."""
-        if self._ptr is None:
+        """The native pointer; raises ClosedError once it has been released."""
+        if self.closed:
             raise ClosedError(f"this {type(self).__name__} is closed; load it again to use it")
         return self._ptr
 
     @property
     def closed(self) -> bool:
-        return self._ptr is None
+        """Released by `close`, or at the interpreter's exit while objects are still around."""
+        return not self._finalizer.alive
 
     def close(self) -> None:
         """Release the native object and everything that depends on it."""
         for child in list(self._children):
             child.close()
-        self._ptr = None
         self._finalizer()
 
     def __enter__(self) -> Self:
