@@ -10,7 +10,8 @@ from llamaspec.draft.block import BlockDrafter, BlockLayout
 from llamaspec.draft.heads import MarkovHead, load_head
 from llamaspec.engine.loop import Engine
 from llamaspec.errors import OptionError
-from llamaspec.options import DEFAULT_CONTEXT, LoadOptions
+from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
+from llamaspec.runtime import backend
 from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -23,6 +24,9 @@ from llamaspec.runtime.model import Model
 
 logger = logging.getLogger("llamaspec")
 
+# llama.cpp's bookkeeping of one position of a KV cache
+_CELL_BYTES = 48
+_CACHE_BYTES: dict[CacheType, float] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 # llama.cpp rounds context sizes up to this
 _PADDING = 256
 
@@ -97,16 +101,30 @@ def _check_roll_back(model: Model) -> None:
 
 def _context_length(model: Model, options: LoadOptions) -> int:
     trained = model.n_ctx_train
-    if not options.context:
-        return min(trained, DEFAULT_CONTEXT)
-    if options.context > trained:
+    n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
+    if n_ctx < 1:
+        raise OptionError(f"{model.path.name} states no context length; give a context")
+    _check_memory(model, _padded(options.sequences * n_ctx), options.cache_type)
+    if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for",
-            options.context,
+            n_ctx,
             trained,
             model.path.name,
         )
-    return options.context
+    return n_ctx
+
+
+def _check_memory(model: Model, n_ctx: int, cache_type: CacheType) -> None:
+    # the allocation itself succeeds: the system ends the process when the pages are touched
+    width = model.kv_width
+    needed = n_ctx * (_CELL_BYTES + model.n_layer * width * _CACHE_BYTES[cache_type])
+    there = sum(device.total_bytes for device in backend.devices())
+    if needed > there:
+        raise OptionError(
+            f"a context of {n_ctx} positions takes {needed / 2**30:.1f} GiB, all devices here have "
+            f"{there / 2**30:.1f} GiB; choose a smaller one"
+        )
 
 
 def _layout(draft: FileDescription) -> BlockLayout:

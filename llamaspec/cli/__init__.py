@@ -4,6 +4,7 @@ import typer
 
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.cli.doctor import doctor
+from llamaspec.cli.guard import accept_any_text
 from llamaspec.cli.inspect import inspect
 from llamaspec.cli.run import run
 
@@ -37,4 +38,5 @@ def _options(
 
 def main() -> None:
     """Entry point of the `llamaspec` command."""
+    accept_any_text()
     app()

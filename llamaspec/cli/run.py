@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,8 +162,7 @@ def _warm_up(session: "Session", job: _Job) -> None:
 def _complete(session: "Session", job: _Job, *, show: bool) -> "Completion":
     for piece in session.stream(job.prompt, **job.arguments()):
         if show:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+            typer.echo(piece.text, nl=False)
     if show:
         typer.echo()
     assert session.last is not None
@@ -174,23 +174,35 @@ def _prompt(text: str | None, ids: Path | None, *, bundled: bool) -> "Prompt":
         if text is not None:
             raise OptionError("give either a prompt or --prompt-ids, not both")
         return _read_ids(ids)
+    if text == "":
+        raise OptionError("the prompt is empty; give at least one character")
     if text is not None:
         return text
-    if not sys.stdin.isatty() and (piped := sys.stdin.read()):
+    if piped := _piped():
         return piped
     if bundled:
         return demo.PROMPT
     raise OptionError("there is no prompt; give one as an argument, with --prompt-ids or on stdin")
 
 
+def _piped() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    # bytes that are no UTF-8 stay recognisable for what takes the prompt apart
+    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+
+
 def _read_ids(path: Path) -> list[int]:
     try:
-        text = path.read_text()
-        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        return [int(item) for item in found]
+        text = path.read_text("utf-8")
+        is_json = text.lstrip().startswith("[")
+        found = json.loads(text) if is_json else [int(word) for word in text.split()]
+        if any(type(item) is not int for item in found):
+            raise ValueError
+        return found
     except OSError as error:
         raise OptionError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError):
+    except (ValueError, RecursionError):
         raise OptionError(f"{path}: not a list of token ids, such as [1, 2, 3] or 1 2 3") from None
 
 
@@ -224,10 +236,19 @@ def _comparison(done: "Completion", other: "Completion") -> list[str]:
 
 
 def _as_json(done: "Completion", other: "Completion | None") -> dict[str, Any]:
-    result = asdict(done)
+    result = _fields(done)
     if other is not None:
-        result["plain"] = asdict(other)
+        result["plain"] = _fields(other)
         result["identical"] = done.token_ids == other.token_ids
+    return result
+
+
+def _fields(done: "Completion") -> dict[str, Any]:
+    result = asdict(done)
+    for record in result["rounds"]:
+        # a damaged draft gives NaN, which JSON has no word for
+        if record["confidence"] is not None:
+            record["confidence"] = [c if isfinite(c) else None for c in record["confidence"]]
     return result
 
 

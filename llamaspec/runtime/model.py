@@ -51,6 +51,25 @@ class Model(NativeHandle):
         return str(ffi.string(text).decode("utf-8", "replace"))
 
     @property
+    def kv_width(self) -> int:
+        """Floats that the KV cache holds a layer and position; 0 where layers differ in it."""
+        if lib.llama_model_is_hybrid(self.ptr):
+            return 0
+        heads = self._integer("attention.head_count")
+        heads_kv = self._integer("attention.head_count_kv") or heads
+        size = self._integer("attention.key_length") or self.n_embd // max(heads, 1)
+        return heads_kv * (size + (self._integer("attention.value_length") or size))
+
+    def _integer(self, key: str) -> int:
+        text = self._meta(f"{self._meta('general.architecture')}.{key}")
+        return int(text) if text.isdecimal() else 0
+
+    def _meta(self, key: str) -> str:
+        text = ffi.new("char[]", 64)
+        length = lib.ls_model_meta(self.ptr, key.encode(), text, 64)
+        return str(ffi.string(text).decode("utf-8", "replace")) if length >= 0 else ""
+
+    @property
     def can_roll_back(self) -> bool:
         """Whether rejected positions can be dropped from the KV cache (not so for recurrent
         state).

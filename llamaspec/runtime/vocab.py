@@ -34,7 +34,13 @@ class Vocab:
         "<|...|>" as special tokens.
         """
         _ = self._model.ptr
-        data = text.encode("utf-8", "surrogatepass" if text.isascii() else "replace")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise OptionError(
+                "the prompt is no valid text: it has a lone surrogate, as from bytes that are not "
+                "UTF-8"
+            ) from None
         size = len(data) + 8
         ids = np.empty(size, np.int32)
         buffer = ffi.from_buffer("int32_t[]", ids)
