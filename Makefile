@@ -11,6 +11,9 @@ PROMPT ?= Natalia sold 48 clips in April and half as many in May. How many clips
 $(READY): pyproject.toml llamaspec/_version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llamaspec needs Python 3.11 or newer: make PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	@# the native build runs by itself first: inside pip nobody would see it advance
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cffi
+	$(BIN)/python build.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
