@@ -24,6 +24,7 @@ from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler
 from llamaspec.text.chat import ChatTemplate
+from llamaspec.text.detokenize import Pieces
 from llamaspec.trace import Round, Stats, Times, summarise
 
 logger = logging.getLogger("llamaspec")
@@ -94,6 +95,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._template: ChatTemplate | None = None
+        self._table = Pieces(pair.model.vocab.piece)
         self.last: Completion | None = None
 
     @property
@@ -238,7 +240,7 @@ class Session:
     ) -> _Run:
         pair, vocab = self._pair, self._pair.model.vocab
         limit = min(options.max_tokens, self.n_ctx - len(ids))
-        ending = Ending(piece=vocab.piece, is_end=vocab.is_end, limit=limit, stop=options.stop)
+        ending = Ending(pieces=self._table, ends=vocab.ends, limit=limit, stop=options.stop)
         request = Request(
             prompt=ids,
             limit=limit,

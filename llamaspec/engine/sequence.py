@@ -31,7 +31,11 @@ class Sequence:
     request: Request
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the text has ended, None as long as it has not."""
+        return self.request.ending.reason
 
     @property
     def anchor(self) -> int:
@@ -55,9 +59,6 @@ class Sequence:
 
     def commit(self, tokens: tuple[int, ...]) -> int:
         """Append tokens up to where the text ends; return how many were kept."""
-        for kept, token in enumerate(tokens, 1):
-            self.tokens.append(token)
-            self.finish_reason = self.request.ending.push(token)
-            if self.finish_reason is not None:
-                return kept
-        return len(tokens)
+        kept = self.request.ending.extend(tokens)
+        self.tokens.extend(tokens[:kept])
+        return kept

@@ -1,6 +1,7 @@
 """A KV cache and its compute buffers, on one model."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,10 +92,7 @@ class Context(NativeHandle):
         """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache
         unchanged.
         """
-        ptr = self.ptr
-        started = time.perf_counter()
-        code = lib.ls_decode(ptr, batch.size, *batch.pointers)
-        self.seconds += time.perf_counter() - started
+        code = self._timed(lib.ls_decode, batch.size, *batch.pointers)
         if code != 0:
             lines = log.drain()
             reason = _DECODE_FAILURES.get(code) or log.reason(lines)
@@ -119,13 +117,14 @@ class Context(NativeHandle):
         [n_rows].
         """
         ids = np.empty(n_rows, np.int32)
-        self._check(lib.ls_argmax(self.ptr, 0, n_rows, int_pointer(ids)))
+        self._check(self._timed(lib.ls_argmax, 0, n_rows, int_pointer(ids)))
         return ids
 
     def top2(self, n_rows: int) -> tuple[IntArray, FloatArray]:
         """As `argmax`, with the gap between the two largest logits of every row."""
         ids, gap = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
-        self._check(lib.ls_top2(self.ptr, 0, n_rows, int_pointer(ids), float_pointer(gap)))
+        pointers = int_pointer(ids), float_pointer(gap)
+        self._check(self._timed(lib.ls_top2, 0, n_rows, *pointers))
         return ids, gap
 
     def logits_view(self, n_rows: int) -> FloatArray:
@@ -139,6 +138,13 @@ class Context(NativeHandle):
         next decode.
         """
         return self._view(lib.ls_hidden(self.ptr), n_rows, self.model.n_embd)
+
+    def _timed(self, function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
+        ptr = self.ptr
+        started = time.perf_counter()
+        code = function(ptr, *arguments)
+        self.seconds += time.perf_counter() - started
+        return code
 
     def _view(self, ptr: Any, n_rows: int, width: int) -> FloatArray:  # noqa: ANN401
         if not ptr:
@@ -180,10 +186,8 @@ class TargetContext(Context):
         """The feature rows [n, taps * width] of the given rows of the last batch."""
         out = np.empty((len(rows), self.feature_width), np.float32)
         taps = int_pointer(self._taps_array)
-        code = lib.ls_gather_features(
-            self.ptr, taps, len(self.taps), int_pointer(rows), len(rows), float_pointer(out)
-        )
-        self._check(code)
+        arguments = taps, len(self.taps), int_pointer(rows), len(rows), float_pointer(out)
+        self._check(self._timed(lib.ls_gather_features, *arguments))
         return out
 
 
@@ -202,5 +206,5 @@ class DraftContext(Context):
     def confidence(self, n_rows: int) -> FloatArray:
         """P(accepted | accepted so far) of every block row, [n_rows]."""
         out = np.empty(n_rows, np.float32)
-        self._check(lib.ls_confidence(self.ptr, n_rows, float_pointer(out)))
+        self._check(self._timed(lib.ls_confidence, n_rows, float_pointer(out)))
         return out

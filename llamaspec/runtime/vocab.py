@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,6 @@ class Vocab:
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.size: int = lib.llama_vocab_n_tokens(self._ptr)
         self.mask: int = lib.llama_vocab_mask(self._ptr)
-        self._pieces: dict[tuple[int, bool], bytes] = {}
-        self._eog: dict[int, bool] = {}
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -55,10 +54,6 @@ class Vocab:
         """Return the bytes that a token adds to the text; control tokens give b"" unless
         `special`.
         """
-        key = (token, special)
-        known = self._pieces.get(key)
-        if known is not None:
-            return known
         size = 256
         text = ffi.new("char[]", size)
         length = lib.ls_token_piece(self._ptr, token, text, size, special)
@@ -66,20 +61,16 @@ class Vocab:
             size = -length
             text = ffi.new("char[]", size)
             length = lib.ls_token_piece(self._ptr, token, text, size, special)
-        piece = bytes(ffi.buffer(text, max(length, 0)))
-        self._pieces[key] = piece
-        return piece
+        return bytes(ffi.buffer(text, max(length, 0)))
 
     def text(self, tokens: IntArray | list[int]) -> str:
         """Return the text of whole tokens, control tokens left out."""
         return b"".join(self.piece(int(t)) for t in tokens).decode("utf-8", "replace")
 
-    def is_end(self, token: int) -> bool:
-        """Whether `token` ends a generation (EOS, EOT and the like)."""
-        known = self._eog.get(token)
-        if known is None:
-            known = self._eog[token] = bool(lib.llama_vocab_is_eog(self._ptr, token))
-        return known
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a generation (EOS, EOT and the like)."""
+        return frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
 
     @property
     def bos_text(self) -> str:

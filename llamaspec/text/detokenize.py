@@ -6,6 +6,27 @@ from collections.abc import Callable
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
+class Pieces(dict[int, tuple[bytes, str | None]]):
+    """What each token adds to a text: its bytes, and those as text where they are whole characters.
+
+    Filled when first asked; one table serves all streams of a vocabulary.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes]) -> None:
+        """Take `piece`, which gives the bytes of a token id; it is asked once for each id."""
+        super().__init__()
+        self._piece = piece
+
+    def __missing__(self, token: int) -> tuple[bytes, str | None]:
+        raw = self._piece(token)
+        try:
+            found: tuple[bytes, str | None] = raw, raw.decode()
+        except UnicodeDecodeError:
+            found = raw, None
+        self[token] = found
+        return found
+
+
 class StreamDetokenizer:
     """Turns token ids into text, holding back the bytes of an unfinished character.
 
@@ -13,19 +34,14 @@ class StreamDetokenizer:
     once with errors="replace"; so U+FFFD appears only where the bytes really are no UTF-8.
     """
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
-        """Take `piece`, which gives the bytes of a token id; it is asked once for each id."""
-        self._piece = piece
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._decoder = _UTF8("replace")
         self._unfinished = False
-        self._known: dict[int, tuple[bytes, str | None]] = {}
 
     def push(self, token: int) -> str:
         """Take the next token id; return the text that is complete now, often its whole piece."""
-        known = self._known.get(token)
-        if known is None:
-            known = self._learn(token)
-        raw, text = known
+        raw, text = self._pieces[token]
         if text is not None and not self._unfinished:
             return text
         text = self._decoder.decode(raw)
@@ -38,12 +54,3 @@ class StreamDetokenizer:
         self._decoder.reset()
         self._unfinished = False
         return text
-
-    def _learn(self, token: int) -> tuple[bytes, str | None]:
-        raw = self._piece(token)
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            text = None
-        self._known[token] = raw, text
-        return raw, text

@@ -12,6 +12,7 @@ from llamaspec.engine.sequence import Request
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import LoadOptions
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.text.detokenize import Pieces
 
 pytestmark = pytest.mark.native
 
@@ -42,7 +43,7 @@ def prompts(shared: Path) -> list[str]:
 def decode(pair: Pair, ids: IntArray, draft_max: int) -> tuple[list[int], int]:
     """Tokens and rounds of a text that does not end before TOKENS tokens."""
     # past the end of its answer the model is unsure of itself: near ties are what could differ
-    ending = Ending(piece=pair.model.vocab.piece, is_end=lambda _: False, limit=TOKENS, stop=())
+    ending = Ending(pieces=Pieces(pair.model.vocab.piece), ends=frozenset(), limit=TOKENS)
     sequence = pair.engine.admit(Request(ids, TOKENS, draft_max, ending))
     try:
         while sequence.finish_reason is None:

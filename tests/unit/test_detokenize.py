@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from llamaspec.text.detokenize import StreamDetokenizer
+from llamaspec.text.detokenize import Pieces, StreamDetokenizer
 
 TEXTS = [
     "plain ascii",
@@ -17,7 +17,7 @@ TEXTS = [
 
 
 def stream(pieces: list[bytes]) -> list[str]:
-    detokenizer = StreamDetokenizer(pieces.__getitem__)
+    detokenizer = StreamDetokenizer(Pieces(pieces.__getitem__))
     return [*(detokenizer.push(token) for token in range(len(pieces))), detokenizer.flush()]
 
 
@@ -54,7 +54,7 @@ def test_a_character_appears_with_its_last_byte() -> None:
 
 
 def test_an_unfinished_end_is_replaced_and_the_next_stream_is_clean() -> None:
-    detokenizer = StreamDetokenizer([b"ok\xf0\x9f", b"fine"].__getitem__)
+    detokenizer = StreamDetokenizer(Pieces([b"ok\xf0\x9f", b"fine"].__getitem__))
     assert detokenizer.push(0) == "ok"
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.push(1) == "fine"
@@ -68,7 +68,7 @@ def test_pieces_are_asked_for_once_and_repeats_are_cheap() -> None:
         asked.append(token)
         return b" word"
 
-    detokenizer = StreamDetokenizer(piece)
+    detokenizer = StreamDetokenizer(Pieces(piece))
     start = time.perf_counter()
     for token in range(100_000):
         detokenizer.push(token % 64)

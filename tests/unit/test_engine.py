@@ -12,6 +12,7 @@ from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import DecodeError, LlamaSpecError
+from llamaspec.text.detokenize import Pieces
 from tests.unit.fakes import FakeDrafter, FakeTarget, Rule
 
 pytestmark = pytest.mark.native
@@ -35,9 +36,7 @@ def engine(target: FakeTarget, drafter: FakeDrafter | None) -> Engine:
 def request(
     limit: int, *, draft_max: int = 4, stop: tuple[str, ...] = (), prompt: int = PROMPT
 ) -> Request:
-    ending = Ending(
-        piece=lambda t: f"{t} ".encode(), is_end=lambda t: t == END, limit=limit, stop=stop
-    )
+    ending = Ending(pieces=Pieces(lambda t: f"{t} ".encode()), ends={END}, limit=limit, stop=stop)
     return Request(np.arange(prompt, dtype=np.int32), limit, draft_max, ending)
 
 
