@@ -320,7 +320,7 @@ else:
         """Runs `build` for wheels and editable installs, and ships what it placed."""
 
         def dependencies(self) -> list[str]:
-            """A cmake from its wheel, only where this machine has none."""
+            """A cmake and a pip from their wheels, only where this machine has none."""
             return toolchain.build_requirements()
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The programs that a build needs: what is missing, how to run them, and CUDA parts from wheels."""
 
+import importlib.util
 import os
 import platform
 import re
@@ -46,7 +47,9 @@ def find_cmake() -> str | None:
 
 def build_requirements() -> list[str]:
     """What a pip build has to bring because this machine lacks it."""
-    return [] if find_cmake() else ["cmake>=3.21"]
+    wanted = [] if find_cmake() else ["cmake>=3.21"]
+    has_pip = importlib.util.find_spec("pip") or shutil.which("pip")
+    return wanted if has_pip else [*wanted, "pip"]
 
 
 def generator(objects: Path) -> list[str]:
