@@ -1,6 +1,7 @@
 """Writes a changed copy of a GGUF: metadata and tensors replaced, added or left out."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,8 @@ def rewrite(
 
     A metadata value keeps the type that its key had; As(...) gives another.
     """
-    reader = gguf.GGUFReader(source)
-    pairs: dict[str, As | None] = {
-        key: As(field.contents(), field.types[0], field.types[-1])
-        for key, field in reader.fields.items()
-        if not key.startswith("GGUF.")
-    }
+    read, originals = _read(source)
+    pairs: dict[str, As | None] = dict(read)
     for key, value in (metadata or {}).items():
         pairs[key] = value if value is None or isinstance(value, As) else _typed(value, pairs, key)
     architecture = pairs.pop("general.architecture")
@@ -44,7 +41,7 @@ def rewrite(
         if pair is not None:
             writer.add_key_value(key, pair.value, pair.kind, pair.item)
     changes = dict(tensors or {})
-    for tensor in reader.tensors:
+    for tensor in originals:
         if tensor.name not in changes:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     for name, array in changes.items():
@@ -59,9 +56,20 @@ def rewrite(
 
 def tensor(source: Path, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """A tensor of a GGUF as float32."""
-    (found,) = [t for t in gguf.GGUFReader(source).tensors if t.name == name]
+    (found,) = [t for t in _read(source)[1] if t.name == name]
     values: np.ndarray[Any, np.dtype[np.float32]] = gguf.dequantize(found.data, found.tensor_type)
     return values.reshape([int(n) for n in reversed(found.shape)])
+
+
+@cache
+def _read(source: Path) -> tuple[dict[str, As], list[gguf.ReaderTensor]]:
+    reader = gguf.GGUFReader(source)
+    pairs = {
+        key: As(field.contents(), field.types[0], field.types[-1])
+        for key, field in reader.fields.items()
+        if not key.startswith("GGUF.")
+    }
+    return pairs, reader.tensors
 
 
 def _typed(value: object, pairs: Mapping[str, Any], key: str) -> As:

@@ -53,3 +53,6 @@ def show_log(verbose: bool) -> None:
     logging.basicConfig(format="llamaspec: %(message)s", level=logging.WARNING)
     if verbose:
         logging.getLogger("llamaspec").setLevel(logging.DEBUG)
+    else:
+        # what llama.cpp says of a failure is in the error's own line
+        logging.getLogger("llamaspec.native").setLevel(logging.ERROR)

@@ -117,7 +117,6 @@ def run(
                 "--plain and --compare exclude each other; --compare decodes plainly too"
             )
         from llamaspec.options import LoadOptions
-        from llamaspec.session import load
 
         options = LoadOptions(
             context=context,
@@ -127,6 +126,8 @@ def run(
             head=head,  # type: ignore[arg-type]
         )
         asked = _prompt(prompt, prompt_ids, bundled=model is None)
+        from llamaspec.session import load
+
         with load(model, draft, options=options) as session:
             job = _Job(
                 prompt=_in_chat(asked, session, chat),

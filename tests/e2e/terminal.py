@@ -1,0 +1,37 @@
+"""The command line as a user has it: another process, its exit code and what it printed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from tests.conftest import ROOT
+
+COMMAND = (sys.executable, "-m", "llamaspec")
+SECONDS = 120
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's environment, with the checkout importable from any folder."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **changes}
+
+
+def llamaspec(
+    *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run one command to its end."""
+    words = [*COMMAND, *(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments)]
+    done = subprocess.run(
+        words, input=stdin, capture_output=True, timeout=SECONDS, env=env or environment()
+    )
+    return subprocess.CompletedProcess(
+        words, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    """The one line on stderr of a command that refused its input; fails where it did not."""
+    assert (done.returncode, done.stdout) == (2, ""), (done.returncode, done.stdout, done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("llamaspec: "), line
+    return line.removeprefix("llamaspec: ")
