@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from llamaspec import demo
@@ -225,8 +226,6 @@ def halves(
 
 
 def _tokens(path: Path) -> list[str]:
-    import gguf
-
     tokens: list[str] = gguf.GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
     return list(tokens)
 
