@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,13 @@ import typer
 from llamaspec import demo
 from llamaspec.cli.guard import guarded, show_log
 from llamaspec.errors import OptionError
-from llamaspec.options import ALL_LAYERS, DEFAULT_MAX_TOKENS
+from llamaspec.options import (
+    ALL_LAYERS,
+    BLOCK,
+    DEFAULT_MAX_TOKENS,
+    GenerateOptions,
+    LoadOptions,
+)
 
 if TYPE_CHECKING:
     from llamaspec.session import Completion, Prompt, Session
@@ -23,20 +29,10 @@ _WARM_UP_TOKENS = 8
 @dataclass(frozen=True)
 class _Job:
     prompt: "Prompt"
-    max_tokens: int
-    temperature: float
-    seed: int | None
-    stop: tuple[str, ...]
-    draft_max: int | None
+    options: GenerateOptions
 
-    def arguments(self, *, plain: bool = False, max_tokens: int | None = None) -> dict[str, Any]:
-        return {
-            "max_tokens": max_tokens or self.max_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "stop": self.stop,
-            "draft_max": 0 if plain else self.draft_max,
-        }
+    def arguments(self, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
+        return asdict(replace(self.options, **changes))
 
 
 def run(
@@ -116,8 +112,7 @@ def run(
             raise OptionError(
                 "--plain and --compare exclude each other; --compare decodes plainly too"
             )
-        from llamaspec.options import LoadOptions
-
+        # what can be refused is refused before anything is loaded
         options = LoadOptions(
             context=context,
             n_gpu_layers=n_gpu_layers,
@@ -125,18 +120,18 @@ def run(
             threads=threads,
             head=head,  # type: ignore[arg-type]
         )
+        generate = GenerateOptions(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=tuple(stop or ()),
+            draft_max=0 if plain else BLOCK if draft_max is None else draft_max,
+        )
         asked = _prompt(prompt, prompt_ids, bundled=model is None)
         from llamaspec.session import load
 
         with load(model, draft, options=options) as session:
-            job = _Job(
-                prompt=_in_chat(asked, session, chat),
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed,
-                stop=tuple(stop or ()),
-                draft_max=0 if plain else draft_max,
-            )
+            job = _Job(_in_chat(asked, session, chat), generate)
             _execute(session, job, compare=compare, as_json=as_json)
 
 
@@ -144,7 +139,7 @@ def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> 
     if compare:
         _warm_up(session, job)
     done = _complete(session, job, show=not as_json)
-    other = session.generate(job.prompt, **job.arguments(plain=True)) if compare else None
+    other = session.generate(job.prompt, **job.arguments(draft_max=0)) if compare else None
     if as_json:
         typer.echo(json.dumps(_as_json(done, other), ensure_ascii=False))
         return
@@ -156,8 +151,9 @@ def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> 
 
 def _warm_up(session: "Session", job: _Job) -> None:
     # the first passes read the files from disk; neither side of a comparison should pay for that
-    for plain in (True, False):
-        session.generate(job.prompt, **job.arguments(plain=plain, max_tokens=_WARM_UP_TOKENS))
+    for draft_max in (0, job.options.draft_max):
+        few = job.arguments(draft_max=draft_max, max_tokens=_WARM_UP_TOKENS)
+        session.generate(job.prompt, **few)
 
 
 def _complete(session: "Session", job: _Job, *, show: bool) -> "Completion":

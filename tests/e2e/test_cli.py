@@ -13,6 +13,7 @@ import pytest
 
 from llamaspec import demo
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
+from llamaspec.options import GenerateOptions
 from llamaspec.session import Completion, Session
 from llamaspec.trace import Round, Stats
 from tests.e2e.terminal import COMMAND, SECONDS, environment, llamaspec, refusal
@@ -164,7 +165,7 @@ def test_compare_reports_a_difference(
         return generate(self, *arguments, **settings)
 
     monkeypatch.setattr(Session, "generate", differing)
-    job = _Job(IN_CHAT, 10, 0.0, None, (), None)
+    job = _Job(IN_CHAT, GenerateOptions(max_tokens=10))
     _execute(session, job, compare=True, as_json=False)
     assert "outputs DIFFER" in capsys.readouterr().err
     _execute(session, job, compare=True, as_json=True)
