@@ -5,11 +5,9 @@ block.
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-
 from llamaspec.draft.drafter import NOTHING, Anchor, Features, Proposal
 from llamaspec.draft.heads import MarkovHead
-from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
 
 
@@ -17,9 +15,9 @@ from llamaspec.runtime.context import DraftContext
 class BlockLayout:
     """How a draft's block is laid out.
 
-    proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's
-    own row does (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the
-    graph returns confidences.
+    proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's own
+    row does (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the graph
+    returns confidences.
     """
 
     proposals: int
@@ -32,8 +30,8 @@ class BlockLayout:
 class BlockDrafter:
     """A draft context, its layout and, where the Markov head runs in Python, that head.
 
-    The K/V of committed positions comes from injected target features; a block's own K/V is
-    dropped at once.
+    The K/V of committed positions comes from injected target features; a block's own K/V is dropped
+    at once.
     """
 
     def __init__(
@@ -44,9 +42,9 @@ class BlockDrafter:
         self._layout = layout
         self._head = head
         self._head_seconds = 0.0
-        width = context.feature_width
-        self._blocks = Batch(shape.n_seq * (layout.proposals + layout.first))
-        self._inject = Batch(shape.n_batch, width)
+        self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
+        self._inject = Batch.create(shape.n_batch, context.feature_width)
+        self._masks = [layout.mask] * (layout.proposals + layout.first)
         self._pending: list[Features] = []
         self._known = [0] * shape.n_seq
 
@@ -62,7 +60,7 @@ class BlockDrafter:
         self.reset(seq)
 
     def reset(self, seq: int) -> None:
-        self._pending = [f for f in self._pending if not np.any(f.seq == seq)]
+        self._pending = [f for f in self._pending if seq not in f.seq]
         self._known[seq] = 0
         if not self._context.closed:
             self._context.truncate(seq, 0)
@@ -72,15 +70,21 @@ class BlockDrafter:
 
     def commit(self, features: Features) -> None:
         step = self._inject.capacity
-        for start in range(0, len(features.rows), step):
-            part = slice(start, start + step)
-            self._pending.append(
-                Features(features.rows[part], features.seq[part], features.position[part])
-            )
-        self._flush()
+        parts = [features] if len(features.seq) <= step else list(features.parts(step))
+        while self._pending or parts:
+            # what cannot be injected stays pending, to be made good in a later round
+            part = self._pending[0] if self._pending else parts[0]
+            try:
+                self._learn(part)
+            except BaseException:
+                self._pending += [p.copy() for p in parts]
+                raise
+            (self._pending or parts).pop(0)
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
-        self._flush()
+        while self._pending:
+            self._learn(self._pending[0])
+            self._pending.pop(0)
         wanted = [a for a in anchors if a.limit > 0 and self._known[a.seq] == a.position]
         if not wanted:
             return [NOTHING] * len(anchors)
@@ -91,12 +95,11 @@ class BlockDrafter:
         return [found.get(a.seq, NOTHING) for a in anchors]
 
     def _decode(self, anchors: list[Anchor], rows: int) -> int:
-        batch = self._blocks
+        batch, masks = self._blocks, self._masks[: rows - 1]
         batch.clear()
-        block = np.full(rows, self._layout.mask, np.int32)
         for anchor in anchors:
-            block[0] = anchor.token
-            batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=True)
+            block = [anchor.token, *masks]
+            batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=ALL_OUTPUT)
         try:
             self._context.decode(batch)
         finally:
@@ -108,12 +111,11 @@ class BlockDrafter:
         if self._head is not None:
             return self._read_with_head(self._head, anchors, rows)
         total = rows * len(anchors)
-        ids = self._context.argmax(total).tolist()
-        scores = self._context.confidence(total).tolist() if self._layout.confidence else None
+        ids = self._context.argmax(total)
+        scores = self._context.confidence(total) if self._layout.confidence else None
         proposals = []
         for n, anchor in enumerate(anchors):
-            start = n * rows + self._layout.first
-            end = min(start + anchor.limit, (n + 1) * rows)
+            start, end = self._span(n, anchor, rows)
             confidence = None if scores is None else tuple(scores[start:end])
             proposals.append(Proposal(tuple(ids[start:end]), confidence))
         return proposals
@@ -125,24 +127,20 @@ class BlockDrafter:
         hidden = self._context.hidden_view(total)
         proposals = []
         for n, anchor in enumerate(anchors):
-            start = n * rows + self._layout.first
-            end = min(start + anchor.limit, (n + 1) * rows)
+            start, end = self._span(n, anchor, rows)
             chain = head.chain(base[start:end], hidden[start:end], anchor.token)
             confidence = None if chain.confidence is None else tuple(chain.confidence.tolist())
             proposals.append(Proposal(tuple(chain.ids.tolist()), confidence))
         self._head_seconds += perf_counter() - started
         return proposals
 
-    def _flush(self) -> None:
-        # what could not be injected stays pending, so that a failed decode is made good in the
-        # next round
-        while self._pending:
-            features = self._pending[0]
-            batch = self._inject
-            batch.set_embeddings(features.rows, features.position, features.seq)
-            self._context.decode(batch)
-            self._pending.pop(0)
-            for seq, position in zip(
-                features.seq.tolist(), features.position.tolist(), strict=True
-            ):
-                self._known[seq] = position + 1
+    def _span(self, n: int, anchor: Anchor, rows: int) -> tuple[int, int]:
+        """The output rows that propose for the n-th anchor."""
+        start = n * rows + self._layout.first
+        return start, min(start + anchor.limit, (n + 1) * rows)
+
+    def _learn(self, features: Features) -> None:
+        self._inject.set_embeddings(features.rows, features.position, features.seq)
+        self._context.decode(self._inject)
+        for seq, position in zip(features.seq, features.position, strict=True):
+            self._known[seq] = position + 1

@@ -1,13 +1,12 @@
 """The seam between the loop and whatever proposes tokens."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
-from llamaspec.runtime.arrays import FloatArray, IntArray
+from llamaspec.runtime.arrays import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, block width and
     most ids wanted.
     """
@@ -19,8 +18,7 @@ class Anchor:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """ids d1..dL and, where the draft has a confidence head, a confidence each."""
 
     ids: tuple[int, ...] = ()
@@ -30,15 +28,25 @@ class Proposal:
 NOTHING = Proposal()
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Target features of committed rows: rows [n, taps * width], and the slot and position of each
-    [n].
+class Features(NamedTuple):
+    """Target features of committed rows: rows [n, taps * width], slot and position of each.
+
+    The rows may be borrowed: they are valid during `Drafter.commit` only.
     """
 
     rows: FloatArray
-    seq: IntArray
-    position: IntArray
+    seq: list[int]
+    position: list[int]
+
+    def parts(self, size: int) -> Iterator["Features"]:
+        """The same rows, at most `size` at a time."""
+        for start in range(0, len(self.seq), size):
+            part = slice(start, start + size)
+            yield Features(self.rows[part], self.seq[part], self.position[part])
+
+    def copy(self) -> "Features":
+        """The same with rows of its own."""
+        return Features(self.rows.copy(), self.seq, self.position)
 
 
 class Drafter(Protocol):

@@ -3,13 +3,10 @@
 import logging
 from collections.abc import Callable
 
-import numpy as np
-
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import LlamaSpecError
-from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
 from llamaspec.verify.accept import Verification, accept
@@ -31,7 +28,7 @@ class Engine:
         self._free = list(reversed(range(slots)))
         self._active: list[Sequence] = []
         widest = drafter.proposals if drafter else 0
-        self._batch = Batch(max(target.shape.n_batch, slots * (widest + 1)))
+        self._batch = Batch.create(max(target.shape.n_batch, slots * (widest + 1)))
         self._warned = False
 
     @property
@@ -86,18 +83,19 @@ class Engine:
         drafting = self._drafter is not None and request.draft_max > 0
         self._publish()
         step = self._target.shape.n_batch
-        prompt = request.prompt
+        prompt = request.prompt.tolist()
         for start in range(0, len(prompt), step):
             part = prompt[start : start + step]
+            last = start + step >= len(prompt)
+            output = LAST_OUTPUT if last else NO_OUTPUT
             batch.clear()
-            batch.add_tokens(part, start=start, seq=sequence.slot, output=False)
-            batch.output[len(part) - 1] = start + step >= len(prompt)
+            batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
             self._target.decode(batch)
             if drafting:
-                rows = np.arange(len(part), dtype=np.int32)
-                self._learn(rows)
-        row = batch.size - 1
-        first = request.draw(row) if request.draw else int(self._target.argmax(1)[0])
+                count = len(part)
+                positions = list(range(start, start + count))
+                self._learn(list(range(count)), [sequence.slot] * count, positions)
+        first = request.draw(batch.size - 1) if request.draw else self._target.argmax(1)[0]
         sequence.commit((first,))
 
     def _publish(self) -> None:
@@ -123,7 +121,7 @@ class Engine:
         batch = self._batch
         batch.clear()
         starts = [
-            batch.add_tokens([s.anchor, *p.ids], start=s.n_past, seq=s.slot, output=True)
+            batch.add_tokens([s.anchor, *p.ids], start=s.n_past, seq=s.slot, output=ALL_OUTPUT)
             for s, p in zip(active, proposals, strict=True)
         ]
         self._target.decode(batch)
@@ -134,7 +132,7 @@ class Engine:
     ) -> list[Verification]:
         greedy: list[int] = []
         if any(s.request.draw is None for s in active):
-            greedy = self._target.argmax(self._batch.size).tolist()
+            greedy = self._target.argmax(self._batch.size)
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw or greedy.__getitem__
@@ -149,6 +147,8 @@ class Engine:
         verified: list[Verification],
     ) -> None:
         rows: list[int] = []
+        seqs: list[int] = []
+        positions: list[int] = []
         for sequence, proposal, start, result in zip(
             active, proposals, starts, verified, strict=True
         ):
@@ -161,15 +161,16 @@ class Engine:
             if kept <= len(proposal.ids):
                 self._target.truncate(sequence.slot, sequence.n_past)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
-                rows.extend(range(start, start + kept))
+                rows += range(start, start + kept)
+                seqs += [sequence.slot] * kept
+                positions += range(position, position + kept)
         if rows and self._drafter is not None:
-            self._learn(np.array(rows, np.int32))
+            self._learn(rows, seqs, positions)
 
-    def _learn(self, rows: IntArray) -> None:
+    def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
         assert self._drafter is not None
-        batch = self._batch
-        features = Features(self._target.features(rows), batch.seq[rows], batch.pos[rows])
+        features = Features(self._target.features_view(rows), seqs, positions)
         try:
             self._drafter.commit(features)
         except Exception as error:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -62,6 +63,19 @@ void on_log(ggml_log_level level, const char * text, void *) {
     }
     log_lines.push_back({ effective, text });
 }
+
+// What Python sees as a ls_batch, followed by the memory behind its pointers.
+struct BatchRows {
+    ls_batch view = {};
+    std::vector<int32_t> token, pos, seq;
+    std::vector<float> embd;
+    std::vector<int8_t> output;
+
+    template <typename T> static T * grow(std::vector<T> & rows, size_t size) {
+        rows.resize(size);
+        return rows.data();
+    }
+};
 
 int vocab_size(llama_context * ctx) {
     return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
@@ -138,25 +152,65 @@ int ls_model_meta(const llama_model * model, const char * key, char * text, int 
     return guarded(-1, [&] { return (int) llama_model_meta_val_str(model, key, text, (size_t) size); });
 }
 
-int ls_decode(llama_context * ctx, int n, const int32_t * token, const float * embd, const int32_t * pos,
-              const int32_t * seq, const int8_t * output) {
+ls_batch * ls_batch_new(int capacity, int width) {
+    return guarded((ls_batch *) nullptr, [&] {
+        const size_t rows = (size_t) capacity;
+        auto batch = std::make_unique<BatchRows>();
+        batch->view = { capacity, width, 0, batch->grow(batch->token, rows), batch->grow(batch->embd, rows * width),
+                        batch->grow(batch->pos, rows), batch->grow(batch->seq, rows), batch->grow(batch->output, rows) };
+        return &batch.release()->view;
+    });
+}
+
+void ls_batch_free(ls_batch * batch) {
+    delete reinterpret_cast<BatchRows *>(batch);
+}
+
+int ls_batch_add(ls_batch * batch, const int32_t * token, int n, int start, int seq, int output) {
+    const int first = batch->size;
+    if (n < 1 || n > batch->capacity - first || batch->width != 0) {
+        return fail("the rows do not fit the batch");
+    }
+    for (int i = 0; i < n; ++i) {
+        batch->token[first + i] = token[i];
+        batch->pos[first + i] = start + i;
+        batch->seq[first + i] = seq;
+        batch->output[first + i] = output == 1 || (output == 2 && i == n - 1);
+    }
+    batch->size += n;
+    return first;
+}
+
+int ls_batch_set_embd(ls_batch * batch, const float * rows, int n, const int32_t * pos, const int32_t * seq) {
+    if (n < 1 || n > batch->capacity || batch->width == 0) {
+        return fail("the rows do not fit the batch");
+    }
+    std::memcpy(batch->embd, rows, (size_t) n * batch->width * sizeof(float));
+    std::memcpy(batch->pos, pos, (size_t) n * sizeof(int32_t));
+    std::memcpy(batch->seq, seq, (size_t) n * sizeof(int32_t));
+    std::memset(batch->output, 0, (size_t) n);
+    batch->size = n;
+    return 0;
+}
+
+int ls_decode(llama_context * ctx, ls_batch * batch) {
     return guarded(-1001, [&] {
         thread_local std::vector<int32_t> ones;
         thread_local std::vector<llama_seq_id *> seqs;
-        ones.assign((size_t) n, 1);
-        seqs.resize((size_t) n);
-        for (int i = 0; i < n; ++i) {
-            seqs[i] = const_cast<llama_seq_id *>(seq + i);
+        ones.assign((size_t) batch->size, 1);
+        seqs.resize((size_t) batch->size);
+        for (int i = 0; i < batch->size; ++i) {
+            seqs[i] = batch->seq + i;
         }
-        llama_batch batch = {};
-        batch.n_tokens = n;
-        batch.token = const_cast<llama_token *>(token);
-        batch.embd = const_cast<float *>(embd);
-        batch.pos = const_cast<llama_pos *>(pos);
-        batch.n_seq_id = ones.data();
-        batch.seq_id = seqs.data();
-        batch.logits = const_cast<int8_t *>(output);
-        const int rc = llama_decode(ctx, batch);
+        llama_batch rows = {};
+        rows.n_tokens = batch->size;
+        rows.token = batch->width ? nullptr : batch->token;
+        rows.embd = batch->width ? batch->embd : nullptr;
+        rows.pos = batch->pos;
+        rows.n_seq_id = ones.data();
+        rows.seq_id = seqs.data();
+        rows.logits = batch->output;
+        const int rc = llama_decode(ctx, rows);
         if (rc == 0) {
             llama_synchronize(ctx);
         }

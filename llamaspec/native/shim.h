@@ -18,9 +18,29 @@ struct llama_context * ls_context_new(struct llama_model * model, const struct l
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 
-/* Decode n rows: token ids [n], or embeddings [n, width] with token NULL. seq [n]; output [n] marks rows wanted back. */
-int ls_decode(struct llama_context * ctx, int n, const int32_t * token, const float * embd, const int32_t * pos,
-              const int32_t * seq, const int8_t * output);
+/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. */
+struct ls_batch {
+    int32_t capacity;
+    int32_t width;
+    int32_t size;
+    int32_t * token;
+    float * embd;
+    int32_t * pos;
+    int32_t * seq;
+    int8_t * output;
+};
+
+struct ls_batch * ls_batch_new(int capacity, int width);
+void ls_batch_free(struct ls_batch * batch);
+
+/* Append n token rows of one sequence at positions start, start + 1, ...; output: 0 of none, 1 of all, 2 of the last is
+   wanted. Returns the first row's index, negative where they do not fit. */
+int ls_batch_add(struct ls_batch * batch, const int32_t * token, int n, int start, int seq, int output);
+
+/* Replace the content by n embedding rows [n, width]; no output is wanted of them. */
+int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const int32_t * pos, const int32_t * seq);
+
+int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
 /* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
 int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);

@@ -1,63 +1,63 @@
-"""Rows for one decode, in arrays that are allocated once."""
+"""Rows for one decode, in native memory that is allocated once."""
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Self
 
-from llamaspec.ffi import ffi
-from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
+from llamaspec.ffi import ffi, lib
+from llamaspec.runtime.arrays import FloatArray, float_pointer
+from llamaspec.runtime.handle import NativeHandle
+
+NO_OUTPUT: Final = 0
+ALL_OUTPUT: Final = 1
+LAST_OUTPUT: Final = 2
 
 
-class Batch:
-    """Up to `capacity` rows of token ids, or of embeddings where `width` > 0.
+class Row(NamedTuple):
+    """One row of a batch, for looking at; token is 0 in a batch of embeddings."""
 
-    Arrays: token, pos, seq [capacity] int32; output [capacity] int8 (1: logits are wanted); embd
-    [capacity, width].
-    """
+    token: int
+    position: int
+    seq: int
+    output: bool
 
-    def __init__(self, capacity: int, width: int = 0) -> None:
-        self.capacity = capacity
-        self.size = 0
-        self.token: IntArray = np.zeros(capacity, np.int32)
-        self.pos: IntArray = np.zeros(capacity, np.int32)
-        self.seq: IntArray = np.zeros(capacity, np.int32)
-        self.output = np.zeros(capacity, np.int8)
-        self.embd: FloatArray = np.zeros((capacity, width), np.float32)
-        self._offsets: IntArray = np.arange(capacity, dtype=np.int32)
-        self.pointers = (
-            ffi.NULL if width else int_pointer(self.token),
-            float_pointer(self.embd) if width else ffi.NULL,
-            int_pointer(self.pos),
-            int_pointer(self.seq),
-            ffi.from_buffer("int8_t[]", self.output),
-        )
+
+class Batch(NativeHandle):
+    """Up to `capacity` rows of token ids, or of embeddings where `width` > 0."""
+
+    capacity: int
+
+    @classmethod
+    def create(cls, capacity: int, width: int = 0) -> Self:
+        ptr = lib.ls_batch_new(capacity, width)
+        if not ptr:
+            raise MemoryError(f"no memory for a batch of {capacity} rows")
+        batch = cls(ptr, lib.ls_batch_free)
+        batch.capacity = capacity
+        return batch
+
+    @property
+    def size(self) -> int:
+        return int(self.ptr.size)
 
     def clear(self) -> None:
-        self.size = 0
+        self.ptr.size = 0
 
-    def add_tokens(
-        self, tokens: IntArray | list[int], *, start: int, seq: int, output: bool
-    ) -> int:
+    def add_tokens(self, tokens: Sequence[int], *, start: int, seq: int, output: int) -> int:
         """Append tokens of sequence `seq` at positions start, start + 1, ...; return the first
-        row's index.
+        row's index. output: NO_OUTPUT, ALL_OUTPUT or LAST_OUTPUT.
         """
-        first, end = self._extend(len(tokens), start, seq, output)
-        self.token[first:end] = tokens
-        return first
+        first = lib.ls_batch_add(self.ptr, tokens, len(tokens), start, seq, output)
+        assert first >= 0, "the rows do not fit the batch"
+        return int(first)
 
-    def set_embeddings(self, rows: FloatArray, position: IntArray, seq: IntArray) -> None:
+    def set_embeddings(self, rows: FloatArray, position: Sequence[int], seq: Sequence[int]) -> None:
         """Replace the content by embedding rows [n, width]; no output is wanted of them."""
-        count = len(rows)
-        assert count <= self.capacity, (count, self.capacity)
-        self.embd[:count] = rows
-        self.pos[:count] = position
-        self.seq[:count] = seq
-        self.output[:count] = 0
-        self.size = count
+        assert rows.shape == (len(position), self.ptr.width), "the rows do not fit the batch"
+        code = lib.ls_batch_set_embd(self.ptr, float_pointer(rows), len(rows), position, seq)
+        assert code == 0, "the rows do not fit the batch"
 
-    def _extend(self, count: int, start: int, seq: int, output: bool) -> tuple[int, int]:
-        first, end = self.size, self.size + count
-        assert end <= self.capacity, (end, self.capacity)
-        self.pos[first:end] = self._offsets[:count] + start
-        self.seq[first:end] = seq
-        self.output[first:end] = output
-        self.size = end
-        return first, end
+    def rows(self) -> list[Row]:
+        """The rows as they stand."""
+        batch, n = self.ptr, self.ptr.size
+        columns = [ffi.unpack(c, n) for c in (batch.token, batch.pos, batch.seq, batch.output)]
+        return [Row(t, p, s, bool(o)) for t, p, s, o in zip(*columns, strict=True)]

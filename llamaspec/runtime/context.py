@@ -54,6 +54,7 @@ class Context(NativeHandle):
     seconds: float
     _memory: Any
     _logits_width: int
+    _scratch_size: int
 
     @classmethod
     def create(cls, model: Model, shape: ContextShape, other: "Context | None" = None) -> Self:
@@ -86,13 +87,14 @@ class Context(NativeHandle):
         context.model, context.shape, context.seconds = model, shape, 0.0
         context._memory = lib.llama_get_memory(ptr)
         context._logits_width = model.vocab.size
+        context._scratch_size = 0
         return context
 
     def decode(self, batch: Batch) -> None:
         """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache
         unchanged.
         """
-        code = self._timed(lib.ls_decode, batch.size, *batch.pointers)
+        code = self._timed(lib.ls_decode, batch.ptr)
         if code != 0:
             lines = log.drain()
             reason = _DECODE_FAILURES.get(code) or log.reason(lines)
@@ -112,13 +114,12 @@ class Context(NativeHandle):
         _ = self.ptr
         return int(lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
-    def argmax(self, n_rows: int) -> IntArray:
-        """The largest logit's index of the first n_rows output rows of the last decode,
-        [n_rows].
-        """
-        ids = np.empty(n_rows, np.int32)
-        self._check(self._timed(lib.ls_argmax, 0, n_rows, int_pointer(ids)))
-        return ids
+    def argmax(self, n_rows: int) -> list[int]:
+        """The largest logit's index of the first n_rows output rows of the last decode."""
+        ids = self._int_scratch(n_rows)
+        self._check(self._timed(lib.ls_argmax, 0, n_rows, ids))
+        found: list[int] = ffi.unpack(ids, n_rows)
+        return found
 
     def top2(self, n_rows: int) -> tuple[IntArray, FloatArray]:
         """As `argmax`, with the gap between the two largest logits of every row."""
@@ -138,6 +139,17 @@ class Context(NativeHandle):
         next decode.
         """
         return self._view(lib.ls_hidden(self.ptr), n_rows, self.model.n_embd)
+
+    def _int_scratch(self, size: int) -> Any:  # noqa: ANN401
+        if size > self._scratch_size:
+            self._scratch_size = size
+            self._ints = ffi.new("int32_t[]", size)
+            self._floats = ffi.new("float[]", size)
+        return self._ints
+
+    def _float_scratch(self, size: int) -> Any:  # noqa: ANN401
+        self._int_scratch(size)
+        return self._floats
 
     def _timed(self, function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
         ptr = self.ptr
@@ -168,27 +180,28 @@ class TargetContext(Context):
         (see describe).
         """
         self.taps = taps
-        self._taps_array = np.array(taps, np.int32)
+        self._taps_pointer = ffi.new("int32_t[]", taps)
+        self._features = np.zeros((self.shape.n_batch, self.feature_width), np.float32)
+        self._features_pointer = float_pointer(self._features)
 
     def publish(self, wanted: bool) -> None:
         """Turn the publication of features on or off; plain decoding need not pay for it."""
         if wanted == self._tapping or not self.taps:
             return
-        taps = int_pointer(self._taps_array)
-        self._check(lib.ls_set_taps(self.ptr, taps, len(self.taps), wanted))
+        self._check(lib.ls_set_taps(self.ptr, self._taps_pointer, len(self.taps), wanted))
         self._tapping = wanted
 
     @property
     def feature_width(self) -> int:
         return len(self.taps) * self.model.n_embd
 
-    def features(self, rows: IntArray) -> FloatArray:
-        """The feature rows [n, taps * width] of the given rows of the last batch."""
-        out = np.empty((len(rows), self.feature_width), np.float32)
-        taps = int_pointer(self._taps_array)
-        arguments = taps, len(self.taps), int_pointer(rows), len(rows), float_pointer(out)
+    def features_view(self, rows: list[int]) -> FloatArray:
+        """The feature rows [n, taps * width] of the given rows of the last batch: memory of this
+        context, valid until the next call.
+        """
+        arguments = self._taps_pointer, len(self.taps), rows, len(rows), self._features_pointer
         self._check(self._timed(lib.ls_gather_features, *arguments))
-        return out
+        return self._features[: len(rows)]
 
 
 class DraftContext(Context):
@@ -203,8 +216,9 @@ class DraftContext(Context):
         self.feature_width = feature_width
         self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
 
-    def confidence(self, n_rows: int) -> FloatArray:
-        """P(accepted | accepted so far) of every block row, [n_rows]."""
-        out = np.empty(n_rows, np.float32)
-        self._check(self._timed(lib.ls_confidence, n_rows, float_pointer(out)))
-        return out
+    def confidence(self, n_rows: int) -> list[float]:
+        """P(accepted | accepted so far) of every block row."""
+        scores = self._float_scratch(n_rows)
+        self._check(self._timed(lib.ls_confidence, n_rows, scores))
+        found: list[float] = ffi.unpack(scores, n_rows)
+        return found

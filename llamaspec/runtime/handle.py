@@ -8,12 +8,10 @@ from llamaspec.errors import ClosedError
 
 
 def _release(
-    free: Callable[[Any], None],
-    ptr: Any,  # noqa: ANN401
-    owners: tuple["NativeHandle", ...],
+    free: Callable[[Any], None], held: list[Any], owners: tuple["NativeHandle", ...]
 ) -> None:
     # owners is only held, not used: it keeps parents alive until this child is gone
-    free(ptr)
+    free(held.pop())
 
 
 class NativeHandle:
@@ -30,23 +28,24 @@ class NativeHandle:
         free: Callable[[Any], None],
         *owners: "NativeHandle",
     ) -> None:
-        self._ptr = ptr
+        # a list, so that a release at exit, which does not come through close(), shows as well
+        self._held = [ptr]
         self._children: weakref.WeakSet[NativeHandle] = weakref.WeakSet()
-        self._finalizer = weakref.finalize(self, _release, free, ptr, owners)
+        self._finalizer = weakref.finalize(self, _release, free, self._held, owners)
         for owner in owners:
             owner._children.add(self)
 
     @property
     def ptr(self) -> Any:  # noqa: ANN401
         """The native pointer; raises ClosedError once it has been released."""
-        if self.closed:
-            raise ClosedError(f"this {type(self).__name__} is closed; load it again to use it")
-        return self._ptr
+        if self._held:
+            return self._held[0]
+        raise ClosedError(f"this {type(self).__name__} is closed; load it again to use it")
 
     @property
     def closed(self) -> bool:
         """Released by `close`, or at the interpreter's exit while objects are still around."""
-        return not self._finalizer.alive
+        return not self._held
 
     def close(self) -> None:
         """Release the native object and everything that depends on it."""

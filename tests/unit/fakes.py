@@ -8,7 +8,7 @@ import numpy as np
 
 from llamaspec.draft.drafter import Anchor, Features, Proposal
 from llamaspec.errors import DecodeError
-from llamaspec.runtime.arrays import FloatArray, IntArray
+from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import Batch
 
 N_BATCH = 8
@@ -39,18 +39,17 @@ class FakeTarget:
         if self.decoded == self.fail_at:
             raise DecodeError("scripted failure", 1)
         self._out, self._rows = [], []
-        for row in range(batch.size):
-            seq, position = int(batch.seq[row]), int(batch.pos[row])
-            assert position == len(self.cache[seq]), "positions come in order, without gaps"
-            self.cache[seq][position] = int(batch.token[row])
-            self._rows.append((seq, position))
-            if batch.output[row]:
-                self._out.append(self.rule(position))
+        for row in batch.rows():
+            assert row.position == len(self.cache[row.seq]), "positions come without gaps"
+            self.cache[row.seq][row.position] = row.token
+            self._rows.append((row.seq, row.position))
+            if row.output:
+                self._out.append(self.rule(row.position))
 
-    def argmax(self, n_rows: int) -> IntArray:
-        return np.array(self._out[:n_rows], np.int32)
+    def argmax(self, n_rows: int) -> list[int]:
+        return self._out[:n_rows]
 
-    def features(self, rows: IntArray) -> FloatArray:
+    def features_view(self, rows: list[int]) -> FloatArray:
         # a feature row says where it is from, so that the drafter can check what it is given
         return np.array([self._rows[row] for row in rows], np.float32)
 
