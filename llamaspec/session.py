@@ -163,14 +163,11 @@ class Session:
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
         self._check_open()
-        vocab = self._pair.model.vocab
         if isinstance(prompt, str):
-            return vocab.tokenize(prompt)
+            return self._encoded(prompt)
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            text = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
-            # most templates write the beginning-of-text token themselves
-            bos = vocab.bos_text
-            return vocab.tokenize(text, add_special=not (bos and text.startswith(bos)))
+            rendered = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
+            return self._encoded(rendered, templated=True)
         return self._checked_ids(prompt)
 
     def close(self) -> None:
@@ -273,6 +270,15 @@ class Session:
                 "must stay free; shorten the prompt or load with a larger context"
             )
         return ids
+
+    def _encoded(self, text: str, *, templated: bool = False) -> IntArray:
+        # the lock keeps another thread from closing the model in the middle
+        with self._lock:
+            self._check_open()
+            vocab = self._pair.model.vocab
+            # most templates write the beginning-of-text token themselves
+            has_bos = templated and bool(vocab.bos_text) and text.startswith(vocab.bos_text)
+            return vocab.tokenize(text, add_special=not has_bos)
 
     def _checked_ids(self, prompt: object) -> IntArray:
         try:

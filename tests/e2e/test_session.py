@@ -3,6 +3,7 @@
 The reference is always plain decoding (draft_max=0), which nothing here may differ from.
 """
 
+import contextlib
 import gc
 import logging
 import signal
@@ -17,6 +18,7 @@ import pytest
 from llamaspec import demo
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
+from llamaspec.runtime.vocab import Vocab
 from llamaspec.session import Completion, Piece, Prompt, Session, load
 from tests.rewrite import rewrite
 
@@ -509,6 +511,32 @@ def test_any_use_after_close_is_refused() -> None:
             use()
     assert session.last is None
     assert (session.n_ctx, session.draft_limit, session.has_chat_template) == (512, 7, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Vocab, "tokenize"), (TargetContext, "decode"), (DraftContext, "decode")]
+)
+def test_closing_waits_for_a_native_call_of_another_thread(
+    monkeypatch: pytest.MonkeyPatch, kind: type, name: str
+) -> None:
+    session = pair(context=128)
+    closer = threading.Thread(target=session.close)
+    method, closed = getattr(kind, name), []
+
+    def slow(self: Any, *arguments: Any, **settings: Any) -> object:  # noqa: ANN401
+        if not closer.ident:
+            closer.start()
+            closer.join(0.3)
+            closed.append(session._closed)
+        return method(self, *arguments, **settings)
+
+    monkeypatch.setattr(kind, name, slow)
+    with contextlib.suppress(ClosedError):
+        session.generate(ENDLESS, max_tokens=3)
+    closer.join()
+    assert closed == [False]
+    with pytest.raises(ClosedError):
+        session.generate(ENDLESS, max_tokens=3)
 
 
 def test_what_a_session_gave_outlives_it() -> None:
