@@ -343,7 +343,7 @@ class Interrupter:
 PLACES = [
     (TargetContext, "decode"),
     (TargetContext, "argmax"),
-    (TargetContext, "features"),
+    (TargetContext, "features_view"),
     (TargetContext, "truncate"),
     (DraftContext, "decode"),
     (DraftContext, "argmax"),
