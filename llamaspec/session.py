@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -153,7 +153,7 @@ class Session:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         draft_max: int | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
@@ -189,7 +189,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def _stream(self, prompt: Prompt, options: GenerateOptions) -> Iterator[Piece]:
+    def _stream(self, prompt: Prompt, options: GenerateOptions) -> Generator[Piece, None, None]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = _sampler(options)

@@ -60,7 +60,7 @@ class BlockDrafter:
         self.reset(seq)
 
     def reset(self, seq: int) -> None:
-        self._pending = [f for f in self._pending if seq not in f.seq]
+        self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
         self._known[seq] = 0
         if not self._context.closed:
             self._context.truncate(seq, 0)

@@ -44,6 +44,12 @@ class Features(NamedTuple):
             part = slice(start, start + size)
             yield Features(self.rows[part], self.seq[part], self.position[part])
 
+    def without(self, seq: int) -> "Features":
+        """The same less the rows of a sequence."""
+        kept = [i for i, slot in enumerate(self.seq) if slot != seq]
+        positions = [self.position[i] for i in kept]
+        return Features(self.rows[kept], [self.seq[i] for i in kept], positions)
+
     def copy(self) -> "Features":
         """The same with rows of its own."""
         return Features(self.rows.copy(), self.seq, self.position)

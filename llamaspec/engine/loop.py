@@ -135,8 +135,9 @@ class Engine:
             greedy = self._target.argmax(self._batch.size)
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
-            draw = sequence.request.draw or greedy.__getitem__
-            verified.append(accept(_from_row(draw, start), proposal.ids))
+            draw = sequence.request.draw
+            choose = greedy[start:].__getitem__ if draw is None else _from_row(draw, start)
+            verified.append(accept(choose, proposal.ids))
         return verified
 
     def _commit(
@@ -170,16 +171,15 @@ class Engine:
     def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
         assert self._drafter is not None
-        features = Features(self._target.features_view(rows), seqs, positions)
         try:
-            self._drafter.commit(features)
+            self._drafter.commit(Features(self._target.features_view(rows), seqs, positions))
         except Exception as error:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        logger.log(level, "the draft failed, this round is decoded without it: %s", error)
+        logger.log(level, "the draft failed, decoding goes on without it for now: %s", error)
 
 
 def _from_row(draw: Callable[[int], int], start: int) -> Callable[[int], int]:

@@ -11,9 +11,9 @@ from llamaspec.ffi import ffi, lib
 
 logger = logging.getLogger("llamaspec.native")
 
-# ggml_log_level: debug 1, info 2, warning 3, error 4. What is a warning to llama.cpp is often
-# routine: one step quieter
-_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
+# ggml_log_level: debug 1, info 2, warning 3, error 4. Errors are told by the exceptions that quote
+# them, and what is a warning to llama.cpp is often routine: neither is one here
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.INFO}
 _NATIVE_WARN = 3
 _NATIVE_DEBUG = 1
 _LINE_SIZE = 4096

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from llamaspec.draft.drafter import Features
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
 from llamaspec.engine.sequence import Request, Sequence
@@ -173,3 +174,10 @@ def test_plain_decoding_does_not_ask_for_features() -> None:
     loop.release(sequence)
     loop.admit(request(5))
     assert target.published
+
+
+def test_features_lose_the_rows_of_one_sequence_only() -> None:
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    left = Features(rows, [0, 1, 0, 1], [5, 9, 6, 10]).without(0)
+    assert (left.seq, left.position) == ([1, 1], [9, 10])
+    assert left.rows.tolist() == [[2, 3], [6, 7]]

@@ -1,0 +1,75 @@
+"""Several sequences in one engine: each text as if it were alone."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from llamaspec.bench.pairs import PROMPTS
+from llamaspec.errors import DecodeError
+from llamaspec.runtime.context import Context, DraftContext
+from llamaspec.session import Completion, Session, load
+
+pytestmark = pytest.mark.native
+
+TOKENS = 40
+
+
+def messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def streamed(session: Session, prompt: str, done: dict[str, Completion]) -> Iterator[None]:
+    """Stream a prompt piece by piece and keep its Completion."""
+    for _ in session.stream(messages(prompt), max_tokens=TOKENS):
+        yield
+    assert session.last is not None
+    done[prompt] = session.last
+
+
+def test_interleaved_streams_are_what_single_ones_are() -> None:
+    alone: dict[str, Completion] = {}
+    together: dict[str, Completion] = {}
+    with load(threads=1, context=256) as session:
+        for _, prompt in PROMPTS:
+            list(streamed(session, prompt, alone))
+    with load(threads=1, context=256, sequences=len(PROMPTS)) as session:
+        list(itertools.zip_longest(*(streamed(session, p, together) for _, p in PROMPTS)))
+    for prompt, single in alone.items():
+        assert single.token_ids == together[prompt].token_ids
+        assert single.text == together[prompt].text
+    # drafting for many at once must not cost acceptance
+    tau = [sum(c.stats.tau for c in runs.values()) for runs in (alone, together)]
+    assert tau[1] >= 0.95 * tau[0]
+
+
+def test_a_failure_that_hits_two_sequences_is_made_good_in_the_one_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = iter([False, False, True])
+    with load(threads=1, context=256, sequences=2) as session:
+        (_, first), (_, second) = PROMPTS[2], PROMPTS[3]
+        leaving = session.stream(messages(first), max_tokens=TOKENS)
+        staying = session.stream(messages(second), max_tokens=TOKENS)
+        next(leaving)
+        next(staying)
+
+        def decode(self: Context, batch: object) -> None:
+            if isinstance(self, DraftContext) and next(failures, False):
+                raise DecodeError("scripted failure", 1)
+            original(self, batch)  # type: ignore[arg-type]
+
+        original = Context.decode
+        monkeypatch.setattr(Context, "decode", decode)
+        # the third decode of the draft injects what both sequences committed
+        next(leaving)
+        next(leaving)
+        leaving.close()
+        list(staying)
+        assert session.last is not None
+        drafted = [len(r.draft) for r in session.last.rounds]
+        assert drafted.count(0) <= 2, drafted
+        plain = session.generate(messages(second), max_tokens=TOKENS, draft_max=0)
+        assert plain.token_ids == tuple(
+            session.generate(messages(second), max_tokens=TOKENS).token_ids
+        )
