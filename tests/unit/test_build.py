@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -137,6 +138,19 @@ def test_sources_are_taken_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert llama_source.choose(tmp_path, None, "abc").path == submodule
     own = make_tree(tmp_path / "own")
     assert llama_source.choose(tmp_path, own, "abc").path == own
+
+
+@pytest.mark.skipif(GIT is None, reason="no git here")
+def test_a_tree_of_another_commit_is_marked(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "own")
+    assert build.make_plan(build.Options(source=tree)).commit.startswith("unknown+")
+    for folder in (tree, tree / "ggml"):
+        (folder / ".git").unlink()
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "x"]):
+        subprocess.run([str(GIT), "-C", str(tree), *command], check=True)
+    commit = build.make_plan(build.Options(source=tree)).commit
+    assert re.fullmatch(r"custom-[0-9a-f]{40}\+[0-9a-f]{8}", commit)
 
 
 def test_a_folder_that_is_no_llama_tree_is_refused(tmp_path: Path) -> None:
