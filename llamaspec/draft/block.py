@@ -90,29 +90,31 @@ class BlockDrafter:
             return [NOTHING] * len(anchors)
         # one width for all: the graph's Markov head is right only for blocks of equal length
         width = min(max(a.width for a in wanted), self._layout.proposals)
-        rows = self._decode(wanted, width + self._layout.first)
-        found = dict(zip((a.seq for a in wanted), self._read(wanted, rows), strict=True))
+        rows = width + self._layout.first
+        self._fill(wanted, rows)
+        try:
+            proposals = self._decode(wanted, rows)
+        finally:
+            for anchor in wanted:
+                self._context.truncate(anchor.seq, anchor.position)
+        if len(wanted) == len(anchors):
+            return proposals
+        found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _decode(self, anchors: list[Anchor], rows: int) -> int:
+    def _fill(self, anchors: list[Anchor], rows: int) -> None:
         batch, masks = self._blocks, self._masks[: rows - 1]
         batch.clear()
         for anchor in anchors:
             block = [anchor.token, *masks]
             batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=ALL_OUTPUT)
-        try:
-            self._context.decode(batch)
-        finally:
-            for anchor in anchors:
-                self._context.truncate(anchor.seq, anchor.position)
-        return rows
 
-    def _read(self, anchors: list[Anchor], rows: int) -> list[Proposal]:
+    def _decode(self, anchors: list[Anchor], rows: int) -> list[Proposal]:
         if self._head is not None:
+            self._context.decode(self._blocks)
             return self._read_with_head(self._head, anchors, rows)
-        total = rows * len(anchors)
-        ids = self._context.argmax(total)
-        scores = self._context.confidence(total) if self._layout.confidence else None
+        total, wants = rows * len(anchors), self._layout.confidence
+        ids, scores = self._context.decode_block(self._blocks, total, confidence=wants)
         proposals = []
         for n, anchor in enumerate(anchors):
             start, end = self._span(n, anchor, rows)

@@ -60,8 +60,8 @@ class Engine:
         if not active:
             return
         proposals = self._propose(active)
-        starts = self._decode(active, proposals)
-        verified = self._accept(active, proposals, starts)
+        starts, choices = self._verify(active, proposals)
+        verified = self._accept(active, proposals, starts, choices)
         self._commit(active, proposals, starts, verified)
 
     def release(self, sequence: Sequence) -> None:
@@ -84,18 +84,23 @@ class Engine:
         self._publish()
         step = self._target.shape.n_batch
         prompt = request.prompt.tolist()
+        first = 0
         for start in range(0, len(prompt), step):
             part = prompt[start : start + step]
             last = start + step >= len(prompt)
             output = LAST_OUTPUT if last else NO_OUTPUT
             batch.clear()
             batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-            self._target.decode(batch)
+            if last and request.draw is None:
+                first = self._target.decode_choose(batch, 1)[0]
+            else:
+                self._target.decode(batch)
             if drafting:
                 count = len(part)
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
-        first = request.draw(batch.size - 1) if request.draw else self._target.argmax(1)[0]
+        if request.draw is not None:
+            first = request.draw(batch.size - 1)
         sequence.commit((first,))
 
     def _publish(self) -> None:
@@ -116,27 +121,35 @@ class Engine:
             self._warn(error)
             return [NOTHING] * len(active)
 
-    def _decode(self, active: list[Sequence], proposals: list[Proposal]) -> list[int]:
-        """Verify pass over [anchor, d1..dl] of all sequences; return the first row of each."""
+    def _verify(
+        self, active: list[Sequence], proposals: list[Proposal]
+    ) -> tuple[list[int], list[int]]:
+        """One pass over [anchor, d1..dl] of all sequences; return the first row of each, and the
+        target's greedy choice of every row where a sequence wants it.
+        """
         batch = self._batch
         batch.clear()
         starts = [
             batch.add_tokens([s.anchor, *p.ids], start=s.n_past, seq=s.slot, output=ALL_OUTPUT)
             for s, p in zip(active, proposals, strict=True)
         ]
+        for sequence in active:
+            if sequence.request.draw is None:
+                return starts, self._target.decode_choose(batch, batch.size)
         self._target.decode(batch)
-        return starts
+        return starts, []
 
     def _accept(
-        self, active: list[Sequence], proposals: list[Proposal], starts: list[int]
+        self,
+        active: list[Sequence],
+        proposals: list[Proposal],
+        starts: list[int],
+        choices: list[int],
     ) -> list[Verification]:
-        greedy: list[int] = []
-        if any(s.request.draw is None for s in active):
-            greedy = self._target.argmax(self._batch.size)
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
-            choose = greedy[start:].__getitem__ if draw is None else _from_row(draw, start)
+            choose = choices[start:].__getitem__ if draw is None else _from_row(draw, start)
             verified.append(accept(choose, proposal.ids))
         return verified
 

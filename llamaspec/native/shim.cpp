@@ -81,11 +81,6 @@ int vocab_size(llama_context * ctx) {
     return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
 }
 
-const float * logits_rows(llama_context * ctx, int first) {
-    const float * rows = llama_get_logits(ctx);
-    return rows ? rows + (size_t) first * vocab_size(ctx) : nullptr;
-}
-
 // First index of the largest value; NaN never wins. Four lanes let the compiler vectorise the scan.
 int argmax(const float * x, int n) {
     float best = x[0];
@@ -98,6 +93,29 @@ int argmax(const float * x, int n) {
         }
     }
     return 0;
+}
+
+int decode(llama_context * ctx, ls_batch * batch) {
+    thread_local std::vector<int32_t> ones;
+    thread_local std::vector<llama_seq_id *> seqs;
+    ones.assign((size_t) batch->size, 1);
+    seqs.resize((size_t) batch->size);
+    for (int i = 0; i < batch->size; ++i) {
+        seqs[i] = batch->seq + i;
+    }
+    llama_batch rows = {};
+    rows.n_tokens = batch->size;
+    rows.token = batch->width ? nullptr : batch->token;
+    rows.embd = batch->width ? batch->embd : nullptr;
+    rows.pos = batch->pos;
+    rows.n_seq_id = ones.data();
+    rows.seq_id = seqs.data();
+    rows.logits = batch->output;
+    const int rc = llama_decode(ctx, rows);
+    if (rc == 0) {
+        llama_synchronize(ctx);
+    }
+    return rc;
 }
 
 } // namespace
@@ -194,27 +212,30 @@ int ls_batch_set_embd(ls_batch * batch, const float * rows, int n, const int32_t
 }
 
 int ls_decode(llama_context * ctx, ls_batch * batch) {
+    return guarded(-1001, [&] { return decode(ctx, batch); });
+}
+
+int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, float * confidence) {
     return guarded(-1001, [&] {
-        thread_local std::vector<int32_t> ones;
-        thread_local std::vector<llama_seq_id *> seqs;
-        ones.assign((size_t) batch->size, 1);
-        seqs.resize((size_t) batch->size);
-        for (int i = 0; i < batch->size; ++i) {
-            seqs[i] = batch->seq + i;
+        const int rc = decode(ctx, batch);
+        if (rc != 0) {
+            return rc;
         }
-        llama_batch rows = {};
-        rows.n_tokens = batch->size;
-        rows.token = batch->width ? nullptr : batch->token;
-        rows.embd = batch->width ? batch->embd : nullptr;
-        rows.pos = batch->pos;
-        rows.n_seq_id = ones.data();
-        rows.seq_id = seqs.data();
-        rows.logits = batch->output;
-        const int rc = llama_decode(ctx, rows);
-        if (rc == 0) {
-            llama_synchronize(ctx);
+        const float * logits = llama_get_logits(ctx);
+        const float * scores = confidence ? llama_get_embeddings_nextn(ctx) : nullptr;
+        if (!logits || (confidence && !scores)) {
+            return fail("the pass left no logits or no confidences");
         }
-        return rc;
+        const llama_model * model = llama_get_model(ctx);
+        const int n_vocab = vocab_size(ctx);
+        const size_t width = (size_t) llama_model_n_embd_out(model);
+        for (int i = 0; i < n_rows; ++i) {
+            ids[i] = argmax(logits + (size_t) i * n_vocab, n_vocab);
+            if (confidence) {
+                confidence[i] = scores[(size_t) i * width];
+            }
+        }
+        return 0;
     });
 }
 
@@ -260,41 +281,13 @@ int ls_draft_setup(llama_context * ctx, int causal, int confidence, int base) {
     });
 }
 
-int ls_confidence(llama_context * ctx, int n_rows, float * out) {
-    return guarded(-1, [&] {
-        const float * rows = llama_get_embeddings_nextn(ctx);
-        if (!rows) {
-            return fail("the draft gave no confidences");
-        }
-        const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
-        for (int i = 0; i < n_rows; ++i) {
-            out[i] = rows[(size_t) i * width];
-        }
-        return 0;
-    });
-}
-
 const float * ls_hidden(llama_context * ctx) {
     return guarded((const float *) nullptr, [&] { return (const float *) llama_get_embeddings_nextn(ctx); });
 }
 
-int ls_argmax(llama_context * ctx, int first, int n_rows, int32_t * ids) {
+int ls_top2(llama_context * ctx, int n_rows, int32_t * ids, float * gap) {
     return guarded(-1, [&] {
-        const float * rows = logits_rows(ctx, first);
-        if (!rows) {
-            return fail("no logits");
-        }
-        const int n_vocab = vocab_size(ctx);
-        for (int i = 0; i < n_rows; ++i) {
-            ids[i] = argmax(rows + (size_t) i * n_vocab, n_vocab);
-        }
-        return 0;
-    });
-}
-
-int ls_top2(llama_context * ctx, int first, int n_rows, int32_t * ids, float * gap) {
-    return guarded(-1, [&] {
-        const float * rows = logits_rows(ctx, first);
+        const float * rows = llama_get_logits(ctx);
         if (!rows) {
             return fail("no logits");
         }

@@ -42,6 +42,10 @@ int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const 
 
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
+/* Decode, then the largest logit's index of every output row: ids [n_rows]. For a draft also the confidences [n_rows],
+   NULL where it has none. */
+int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
+
 /* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
 int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
@@ -49,12 +53,10 @@ int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_t
 
 /* Draft side. base: return logits without the Markov head, in draft-vocabulary order, and hidden rows. */
 int ls_draft_setup(struct llama_context * ctx, int causal, int confidence, int base);
-int ls_confidence(struct llama_context * ctx, int n_rows, float * out);
 const float * ls_hidden(struct llama_context * ctx);
 
-/* Reductions over the logits of output rows first..first+n_rows-1; ids [n_rows], gap [n_rows] = top1 - top2. */
-int ls_argmax(struct llama_context * ctx, int first, int n_rows, int32_t * ids);
-int ls_top2(struct llama_context * ctx, int first, int n_rows, int32_t * ids, float * gap);
+/* The two largest logits of the first n_rows output rows: index of the first, ids [n_rows], and gap [n_rows] between. */
+int ls_top2(struct llama_context * ctx, int n_rows, int32_t * ids, float * gap);
 
 /* Text <-> ids. Returns the length, or minus the length that would be needed. */
 int ls_tokenize(const struct llama_vocab * vocab, const char * text, int length, int32_t * ids, int size, int add_special,

@@ -54,7 +54,8 @@ class Context(NativeHandle):
     seconds: float
     _memory: Any
     _logits_width: int
-    _scratch_size: int
+    _ints: Any
+    _floats: Any
 
     @classmethod
     def create(cls, model: Model, shape: ContextShape, other: "Context | None" = None) -> Self:
@@ -87,21 +88,21 @@ class Context(NativeHandle):
         context.model, context.shape, context.seconds = model, shape, 0.0
         context._memory = lib.llama_get_memory(ptr)
         context._logits_width = model.vocab.size
-        context._scratch_size = 0
+        context._ints = ffi.new("int32_t[]", shape.n_outputs)
+        context._floats = ffi.new("float[]", shape.n_outputs)
         return context
 
     def decode(self, batch: Batch) -> None:
         """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache
         unchanged.
         """
-        code = self._timed(lib.ls_decode, batch.ptr)
-        if code != 0:
-            lines = log.drain()
-            reason = _DECODE_FAILURES.get(code) or log.reason(lines)
-            raise DecodeError(
-                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}",
-                code,
-            )
+        self._compute(lib.ls_decode, batch)
+
+    def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
+        """As `decode`; return the largest logit's index of each of the n_rows output rows."""
+        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, ffi.NULL)
+        found: list[int] = ffi.unpack(self._ints, n_rows)
+        return found
 
     def truncate(self, seq: int, length: int) -> None:
         """Drop the positions from `length` on of sequence `seq` from the KV cache."""
@@ -114,18 +115,13 @@ class Context(NativeHandle):
         _ = self.ptr
         return int(lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
-    def argmax(self, n_rows: int) -> list[int]:
-        """The largest logit's index of the first n_rows output rows of the last decode."""
-        ids = self._int_scratch(n_rows)
-        self._check(self._timed(lib.ls_argmax, 0, n_rows, ids))
-        found: list[int] = ffi.unpack(ids, n_rows)
-        return found
-
     def top2(self, n_rows: int) -> tuple[IntArray, FloatArray]:
-        """As `argmax`, with the gap between the two largest logits of every row."""
+        """The largest logit's index of each of the first n_rows output rows of the last decode, and
+        how far the second largest lies below, both [n_rows].
+        """
         ids, gap = np.empty(n_rows, np.int32), np.empty(n_rows, np.float32)
         pointers = int_pointer(ids), float_pointer(gap)
-        self._check(self._timed(lib.ls_top2, 0, n_rows, *pointers))
+        self._check(self._timed(lib.ls_top2, n_rows, *pointers))
         return ids, gap
 
     def logits_view(self, n_rows: int) -> FloatArray:
@@ -140,16 +136,15 @@ class Context(NativeHandle):
         """
         return self._view(lib.ls_hidden(self.ptr), n_rows, self.model.n_embd)
 
-    def _int_scratch(self, size: int) -> Any:  # noqa: ANN401
-        if size > self._scratch_size:
-            self._scratch_size = size
-            self._ints = ffi.new("int32_t[]", size)
-            self._floats = ffi.new("float[]", size)
-        return self._ints
-
-    def _float_scratch(self, size: int) -> Any:  # noqa: ANN401
-        self._int_scratch(size)
-        return self._floats
+    def _compute(self, function: Callable[..., int], batch: Batch, *arguments: Any) -> None:  # noqa: ANN401
+        code = self._timed(function, batch.ptr, *arguments)
+        if code != 0:
+            lines = log.drain()
+            reason = _DECODE_FAILURES.get(code) or log.reason(lines)
+            raise DecodeError(
+                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}",
+                code,
+            )
 
     def _timed(self, function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
         ptr = self.ptr
@@ -216,9 +211,13 @@ class DraftContext(Context):
         self.feature_width = feature_width
         self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
 
-    def confidence(self, n_rows: int) -> list[float]:
-        """P(accepted | accepted so far) of every block row."""
-        scores = self._float_scratch(n_rows)
-        self._check(self._timed(lib.ls_confidence, n_rows, scores))
-        found: list[float] = ffi.unpack(scores, n_rows)
-        return found
+    def decode_block(
+        self, batch: Batch, n_rows: int, *, confidence: bool
+    ) -> tuple[list[int], list[float] | None]:
+        """As `decode_choose`, with P(accepted | accepted so far) of every row where the draft has a
+        confidence head.
+        """
+        scores = self._floats if confidence else ffi.NULL
+        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, scores)
+        ids: list[int] = ffi.unpack(self._ints, n_rows)
+        return ids, ffi.unpack(scores, n_rows) if confidence else None

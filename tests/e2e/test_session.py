@@ -260,7 +260,7 @@ def test_leaving_a_stream_early_frees_its_sequence(session: Session) -> None:
         stream = session.stream(ENDLESS, max_tokens=100)
         for _ in range(taken):
             next(stream)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         assert outcome(session.generate(CODE, max_tokens=30)) == expected
     for _ in session.stream(ENDLESS, max_tokens=100):
         break
@@ -328,11 +328,11 @@ class Interrupter:
         self.error = error
 
     def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def replaced(*arguments: object) -> object:
+        def replaced(*arguments: object, **settings: object) -> object:
             self.left -= 1
             if self.left == 0 and not self.after:
                 raise self.error
-            result = method(*arguments)
+            result = method(*arguments, **settings)
             if self.left == 0:
                 raise self.error
             return result
@@ -341,12 +341,12 @@ class Interrupter:
 
 
 PLACES = [
-    (TargetContext, "decode"),
-    (TargetContext, "argmax"),
+    (TargetContext, "_compute"),
+    (TargetContext, "decode_choose"),
     (TargetContext, "features_view"),
     (TargetContext, "truncate"),
     (DraftContext, "decode"),
-    (DraftContext, "argmax"),
+    (DraftContext, "decode_block"),
     (DraftContext, "truncate"),
 ]
 
@@ -402,16 +402,16 @@ def failing(
     monkeypatch: pytest.MonkeyPatch, kind: type[Context], fails: Callable[[int], bool]
 ) -> None:
     """Let the n-th decode of a kind of context fail where fails(n); n counts from 1."""
-    decode, count = kind.decode, 0
+    compute, count = kind._compute, 0
 
-    def replaced(self: Context, batch: Any) -> None:  # noqa: ANN401
+    def replaced(self: Context, *arguments: Any) -> None:  # noqa: ANN401
         nonlocal count
         count += 1
         if fails(count):
             raise DecodeError("out of luck", 1)
-        decode(self, batch)
+        compute(self, *arguments)
 
-    monkeypatch.setattr(kind, "decode", replaced)
+    monkeypatch.setattr(kind, "_compute", replaced)
 
 
 # which decodes of the draft fail, and whether that costs a round its proposals: features that
@@ -514,7 +514,7 @@ def test_any_use_after_close_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Vocab, "tokenize"), (TargetContext, "decode"), (DraftContext, "decode")]
+    ("kind", "name"), [(Vocab, "tokenize"), (TargetContext, "_compute"), (DraftContext, "_compute")]
 )
 def test_closing_waits_for_a_native_call_of_another_thread(
     monkeypatch: pytest.MonkeyPatch, kind: type, name: str

@@ -46,7 +46,8 @@ class FakeTarget:
             if row.output:
                 self._out.append(self.rule(row.position))
 
-    def argmax(self, n_rows: int) -> list[int]:
+    def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
+        self.decode(batch)
         return self._out[:n_rows]
 
     def features_view(self, rows: list[int]) -> FloatArray:
