@@ -1,7 +1,7 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
+import itertools
 import logging
-from collections.abc import Callable
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.sequence import Request, Sequence
@@ -101,7 +101,7 @@ class Engine:
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
         if request.draw is not None:
             first = request.draw(batch.size - 1)
-        sequence.commit((first,))
+        sequence.commit([first])
 
     def _publish(self) -> None:
         wanted = self._drafter is not None and any(s.request.draft_max > 0 for s in self._active)
@@ -113,8 +113,6 @@ class Engine:
         anchors = [
             Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit) for s in active
         ]
-        if not any(anchor.limit for anchor in anchors):
-            return [NOTHING] * len(active)
         try:
             return self._drafter.propose(anchors)
         except Exception as error:
@@ -149,8 +147,8 @@ class Engine:
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
-            choose = choices[start:].__getitem__ if draw is None else _from_row(draw, start)
-            verified.append(accept(choose, proposal.ids))
+            target = choices[start:] if draw is None else map(draw, itertools.count(start))
+            verified.append(accept(target, proposal.ids))
         return verified
 
     def _commit(
@@ -193,7 +191,3 @@ class Engine:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
         logger.log(level, "the draft failed, decoding goes on without it for now: %s", error)
-
-
-def _from_row(draw: Callable[[int], int], start: int) -> Callable[[int], int]:
-    return lambda i: draw(start + i)

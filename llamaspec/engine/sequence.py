@@ -57,7 +57,7 @@ class Sequence:
         """The most proposals that can still become text: the last token is the target's own."""
         return max(0, min(self.request.draft_max, self.remaining - 1))
 
-    def commit(self, tokens: tuple[int, ...]) -> int:
+    def commit(self, tokens: list[int]) -> int:
         """Append tokens up to where the text ends; return how many were kept."""
         kept = self.request.ending.extend(tokens)
         self.tokens.extend(tokens[:kept])

@@ -12,14 +12,12 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def int_pointer(array: IntArray) -> Any:  # noqa: ANN401
-    """A C view of an int32 array; the caller keeps the array alive."""
+    """A C view of a contiguous int32 array; the caller keeps the array alive."""
     assert array.dtype == np.int32
-    assert array.flags.c_contiguous
     return ffi.from_buffer("int32_t[]", array)
 
 
 def float_pointer(array: FloatArray) -> Any:  # noqa: ANN401
-    """A C view of a float32 array of any shape; the caller keeps the array alive."""
+    """A C view of a contiguous float32 array of any shape; the caller keeps the array alive."""
     assert array.dtype == np.float32
-    assert array.flags.c_contiguous
     return ffi.from_buffer("float[]", array)

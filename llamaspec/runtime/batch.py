@@ -52,8 +52,9 @@ class Batch(NativeHandle):
 
     def set_embeddings(self, rows: FloatArray, position: Sequence[int], seq: Sequence[int]) -> None:
         """Replace the content by embedding rows [n, width]; no output is wanted of them."""
-        assert rows.shape == (len(position), self.ptr.width), "the rows do not fit the batch"
-        code = lib.ls_batch_set_embd(self.ptr, float_pointer(rows), len(rows), position, seq)
+        ptr = self.ptr
+        assert rows.shape == (len(position), ptr.width), "the rows do not fit the batch"
+        code = lib.ls_batch_set_embd(ptr, float_pointer(rows), len(position), position, seq)
         assert code == 0, "the rows do not fit the batch"
 
     def rows(self) -> list[Row]:

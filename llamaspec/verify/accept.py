@@ -1,31 +1,31 @@
 """Acceptance: which proposals the target agrees with. Pure; knows nothing of models."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(NamedTuple):
     """accepted: length k of the longest agreed prefix. tokens: those k and the target's own next
     one, k + 1 in all.
     """
 
     accepted: int
-    tokens: tuple[int, ...]
+    tokens: list[int]
 
 
-def accept(choose: Callable[[int], int], proposal: Sequence[int]) -> Verification:
+def accept(choices: Iterable[int], proposal: Sequence[int]) -> Verification:
     """Accept while the target's choice equals the proposal; the first that differs is the bonus.
 
-    choose(i): the target's token after the anchor and i proposals. Greedy passes the argmax of
-    row i; a sampler draws from it ("match", exact for every deterministic proposal: one draw a
-    committed token, in order).
+    choices: the target's token after the anchor and 0, 1, 2, ... proposals, read as far as needed.
+    Greedy passes the argmax of each row; a sampler draws from them one by one ("match", exact for
+    every deterministic proposal: one draw a committed token, in order).
     """
+    source = iter(choices)
     tokens: list[int] = []
-    for i, proposed in enumerate(proposal):
-        chosen = choose(i)
+    for proposed in proposal:
+        chosen = next(source)
         tokens.append(chosen)
         if chosen != proposed:
-            return Verification(i, tuple(tokens))
-    tokens.append(choose(len(proposal)))
-    return Verification(len(proposal), tuple(tokens))
+            return Verification(len(tokens) - 1, tokens)
+    tokens.append(next(source))
+    return Verification(len(proposal), tokens)
