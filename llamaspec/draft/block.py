@@ -90,37 +90,38 @@ class BlockDrafter:
             return [NOTHING] * len(anchors)
         # one width for all: the graph's Markov head is right only for blocks of equal length
         width = min(max(a.width for a in wanted), self._layout.proposals)
-        rows = width + self._layout.first
-        self._fill(wanted, rows)
-        try:
-            proposals = self._decode(wanted, rows)
-        finally:
-            for anchor in wanted:
-                self._context.truncate(anchor.seq, anchor.position)
+        proposals = self._decode(wanted, width + self._layout.first)
         if len(wanted) == len(anchors):
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _fill(self, anchors: list[Anchor], rows: int) -> None:
+    def _decode(self, anchors: list[Anchor], rows: int) -> list[Proposal]:
         batch, masks = self._blocks, self._masks[: rows - 1]
         batch.clear()
         for anchor in anchors:
             block = [anchor.token, *masks]
             batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=ALL_OUTPUT)
-
-    def _decode(self, anchors: list[Anchor], rows: int) -> list[Proposal]:
         if self._head is not None:
-            self._context.decode(self._blocks)
-            return self._read_with_head(self._head, anchors, rows)
+            return self._decode_with_head(self._head, anchors, rows)
         total, wants = rows * len(anchors), self._layout.confidence
-        ids, scores = self._context.decode_block(self._blocks, total, confidence=wants)
+        ids, scores = self._context.decode_block(batch, total, confidence=wants)
         proposals = []
         for n, anchor in enumerate(anchors):
             start, end = self._span(n, anchor, rows)
             confidence = None if scores is None else tuple(scores[start:end])
             proposals.append(Proposal(tuple(ids[start:end]), confidence))
         return proposals
+
+    def _decode_with_head(
+        self, head: MarkovHead, anchors: list[Anchor], rows: int
+    ) -> list[Proposal]:
+        try:
+            self._context.decode(self._blocks)
+            return self._read_with_head(head, anchors, rows)
+        finally:
+            for anchor in anchors:
+                self._context.truncate(anchor.seq, anchor.position)
 
     def _read_with_head(self, head: MarkovHead, anchors: list[Anchor], rows: int) -> list[Proposal]:
         started = perf_counter()

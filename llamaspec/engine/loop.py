@@ -164,17 +164,16 @@ class Engine:
         for sequence, proposal, start, result in zip(
             active, proposals, starts, verified, strict=True
         ):
-            position, anchor = sequence.n_past, sequence.anchor
+            slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
+            ids, confidence = proposal
             kept = sequence.commit(result.tokens)
             accepted = min(result.accepted, kept)
-            sequence.rounds.append(
-                Round(position, anchor, proposal.ids, proposal.confidence, accepted, kept)
-            )
-            if kept <= len(proposal.ids):
-                self._target.truncate(sequence.slot, sequence.n_past)
+            sequence.rounds.append(Round(position, anchor, ids, confidence, accepted, kept))
+            if kept <= len(ids):
+                self._target.truncate(slot, position + kept)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
-                seqs += [sequence.slot] * kept
+                seqs += [slot] * kept
                 positions += range(position, position + kept)
         if rows and self._drafter is not None:
             self._learn(rows, seqs, positions)

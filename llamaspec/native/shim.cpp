@@ -95,6 +95,18 @@ int argmax(const float * x, int n) {
     return 0;
 }
 
+int choose(llama_context * ctx, int n_rows, int32_t * ids) {
+    const float * rows = llama_get_logits(ctx);
+    if (!rows) {
+        return fail("no logits");
+    }
+    const int n_vocab = vocab_size(ctx);
+    for (int i = 0; i < n_rows; ++i) {
+        ids[i] = argmax(rows + (size_t) i * n_vocab, n_vocab);
+    }
+    return 0;
+}
+
 int decode(llama_context * ctx, ls_batch * batch) {
     thread_local std::vector<int32_t> ones;
     thread_local std::vector<llama_seq_id *> seqs;
@@ -215,27 +227,33 @@ int ls_decode(llama_context * ctx, ls_batch * batch) {
     return guarded(-1001, [&] { return decode(ctx, batch); });
 }
 
-int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, float * confidence) {
+int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids) {
     return guarded(-1001, [&] {
         const int rc = decode(ctx, batch);
-        if (rc != 0) {
-            return rc;
+        return rc != 0 ? rc : choose(ctx, n_rows, ids);
+    });
+}
+
+int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, float * confidence) {
+    return guarded(-1001, [&] {
+        int rc = decode(ctx, batch);
+        if (rc == 0) {
+            rc = choose(ctx, n_rows, ids);
         }
-        const float * logits = llama_get_logits(ctx);
-        const float * scores = confidence ? llama_get_embeddings_nextn(ctx) : nullptr;
-        if (!logits || (confidence && !scores)) {
-            return fail("the pass left no logits or no confidences");
+        if (rc == 0 && confidence) {
+            const float * rows = llama_get_embeddings_nextn(ctx);
+            const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+            for (int i = 0; rows && i < n_rows; ++i) {
+                confidence[i] = rows[(size_t) i * width];
+            }
+            rc = rows ? 0 : fail("the draft gave no confidences");
         }
-        const llama_model * model = llama_get_model(ctx);
-        const int n_vocab = vocab_size(ctx);
-        const size_t width = (size_t) llama_model_n_embd_out(model);
-        for (int i = 0; i < n_rows; ++i) {
-            ids[i] = argmax(logits + (size_t) i * n_vocab, n_vocab);
-            if (confidence) {
-                confidence[i] = scores[(size_t) i * width];
+        for (int i = 0; i < batch->size; ++i) {
+            if (i == 0 || batch->seq[i] != batch->seq[i - 1]) {
+                llama_memory_seq_rm(llama_get_memory(ctx), batch->seq[i], batch->pos[i], -1);
             }
         }
-        return 0;
+        return rc;
     });
 }
 

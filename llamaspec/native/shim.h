@@ -42,9 +42,11 @@ int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const 
 
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
-/* Decode, then the largest logit's index of every output row: ids [n_rows]. For a draft also the confidences [n_rows],
-   NULL where it has none. */
-int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
+/* Decode, then the largest logit's index of every output row: ids [n_rows]. */
+int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids);
+
+/* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
+int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
 /* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
 int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);

@@ -100,7 +100,7 @@ class Context(NativeHandle):
 
     def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
         """As `decode`; return the largest logit's index of each of the n_rows output rows."""
-        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, ffi.NULL)
+        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints)
         found: list[int] = ffi.unpack(self._ints, n_rows)
         return found
 
@@ -218,9 +218,9 @@ class DraftContext(Context):
         self, batch: Batch, n_rows: int, *, confidence: bool
     ) -> tuple[list[int], list[float] | None]:
         """As `decode_choose`, with P(accepted | accepted so far) of every row where the draft has a
-        confidence head.
+        confidence head. The rows leave the KV cache again, also where decoding fails.
         """
         scores = self._floats if confidence else ffi.NULL
-        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, scores)
+        self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
