@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from llamaspec import Completion, Session, load
-from llamaspec.ffi import build_info
+from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.options import LoadOptions
 
 PROMPTS = (
@@ -134,7 +134,12 @@ def main(
             list(measure(session, [(category, prompt)], repeats=1, max_tokens=16))
         samples = list(measure(session, chosen, repeats=repeats, max_tokens=max_tokens))
     if as_json:
-        about = {"argv": sys.argv, "build": build_info(), "machine": platform.platform()}
+        about = {
+            "argv": sys.argv,
+            "llamaspec": __version__,
+            "llama_cpp": LLAMA_CPP_COMMIT,
+            "machine": platform.platform(),
+        }
         print(json.dumps({**about, "samples": [asdict(s) for s in samples]}))
         return
     print("\n".join(table(samples)))

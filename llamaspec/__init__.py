@@ -11,7 +11,8 @@ from llamaspec._version import __version__
 from llamaspec.errors import LlamaSpecError
 
 if TYPE_CHECKING:
-    from llamaspec.session import Completion, Piece, Session, load
+    from llamaspec.completion import Completion, Piece
+    from llamaspec.session import Session, load
     from llamaspec.trace import Round, Stats
 
 __all__ = [
@@ -26,8 +27,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Completion": "llamaspec.session",
-    "Piece": "llamaspec.session",
+    "Completion": "llamaspec.completion",
+    "Piece": "llamaspec.completion",
     "Session": "llamaspec.session",
     "load": "llamaspec.session",
     "Round": "llamaspec.trace",

@@ -5,7 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from llamaspec import demo, hub
-from llamaspec.engine.ending import Ending, FinishReason
+from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
+from llamaspec.engine.ending import Ending
 from llamaspec.engine.sequence import Request
-from llamaspec.engine.sequence import Sequence as Running
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import BLOCK, DEFAULT_MAX_TOKENS, GenerateOptions, LoadOptions
@@ -25,61 +25,11 @@ from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler
 from llamaspec.text.chat import ChatTemplate
 from llamaspec.text.detokenize import Pieces
-from llamaspec.trace import Round, Stats, Times, summarise
 
 logger = logging.getLogger("llamaspec")
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of a streamed completion: text in whole characters, and the token ids committed
-    with it.
-
-    The text may lag behind the ids by an unfinished character or a possible stop text; `text`
-    over all pieces is the completion's text, `token_ids` over all pieces its ids.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished completion.
-
-    text: without the stop text and without control tokens. token_ids: as committed, an
-    end-of-generation token included. finish_reason: "stop" (end token or stop text) or "length"
-    (max_tokens or the end of the context).
-    rounds: what was drafted and accepted, in order.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: Stats
-    rounds: tuple[Round, ...]
-
-
-@dataclass
-class Spent:
-    """Seconds of work on one completion so far; the parts are those in native compute calls."""
-
-    total_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-
-
-@dataclass
-class _Run:
-    """One completion under way; `taken` tokens of it have been handed out."""
-
-    sequence: Running
-    spent: Spent
-    first_token_s: float
-    taken: int = 0
 
 
 class Session:
@@ -198,7 +148,7 @@ class Session:
         try:
             run = self._admit(ids, options, sampler, started)
             yield from self._pieces(run, parts)
-            self.last = _completion(run, "".join(parts))
+            self.last = finished(run, "".join(parts))
         finally:
             with self._lock:
                 if run is not None:
@@ -206,7 +156,7 @@ class Session:
             if sampler is not None:
                 sampler.close()
 
-    def _pieces(self, run: _Run, parts: list[str]) -> Iterator[Piece]:
+    def _pieces(self, run: Run, parts: list[str]) -> Iterator[Piece]:
         sequence = run.sequence
         while True:
             text, tokens = self._take(run)
@@ -217,24 +167,24 @@ class Session:
                 return
             self._advance(run)
 
-    def _take(self, run: _Run) -> tuple[str, tuple[int, ...]]:
+    def _take(self, run: Run) -> tuple[str, tuple[int, ...]]:
         with self._lock:
             sequence = run.sequence
             tokens = tuple(sequence.tokens[run.taken :])
             run.taken = len(sequence.tokens)
             return sequence.request.ending.take(), tokens
 
-    def _advance(self, run: _Run) -> None:
+    def _advance(self, run: Run) -> None:
         with self._lock:
             self._check_open()
             # another thread's step may have moved this sequence on already
             if run.taken == len(run.sequence.tokens):
-                with _Clock(self._pair, run.spent):
+                with Clock(self._pair, run.spent):
                     self._pair.engine.step()
 
     def _admit(
         self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None, started: float
-    ) -> _Run:
+    ) -> Run:
         pair, vocab = self._pair, self._pair.model.vocab
         limit = min(options.max_tokens, self.n_ctx - len(ids))
         ending = Ending(pieces=self._table, ends=vocab.ends, limit=limit, stop=options.stop)
@@ -248,9 +198,9 @@ class Session:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with _Clock(pair, spent):
+            with Clock(pair, spent):
                 sequence = pair.engine.admit(request)
-        return _Run(sequence, spent, first_token_s=spent.total_s)
+        return Run(sequence, spent, first_token_s=spent.total_s)
 
     def _draft_max(self, asked: int) -> int:
         limit = self.draft_limit
@@ -306,30 +256,6 @@ class Session:
             raise ClosedError("this session is closed; load the pair again to use it")
 
 
-class _Clock:
-    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute
-    calls.
-    """
-
-    def __init__(self, pair: Pair, spent: Spent) -> None:
-        self._pair = pair
-        self._spent = spent
-
-    def __enter__(self) -> None:
-        self._draft, self._verify = self._native()
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._spent.total_s += time.perf_counter() - self._started
-        draft, verify = self._native()
-        self._spent.draft_s += draft - self._draft
-        self._spent.verify_s += verify - self._verify
-
-    def _native(self) -> tuple[float, float]:
-        drafter = self._pair.drafter
-        return (drafter.seconds if drafter else 0.0), self._pair.context.seconds
-
-
 def load(
     model: str | PathLike[str] | None = None,
     draft: str | PathLike[str] | None = None,
@@ -341,11 +267,11 @@ def load(
 
     Args:
         model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
-        bundled pair.
+            bundled pair.
         draft: the target's DSpark or DFlash draft, likewise; None for plain decoding.
-        options: see LoadOptions. settings: its fields by name, instead: context, n_gpu_layers,
-        n_gpu_layers_draft,
-            threads, batch, flash_attention, cache_type, head, sequences.
+        options: see LoadOptions.
+        settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
+            batch, flash_attention, cache_type, head, sequences.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
@@ -397,23 +323,3 @@ def _sampler(options: GenerateOptions) -> Sampler | None:
         return None
     seed = secrets.randbits(32) if options.seed is None else options.seed
     return Sampler.create(temperature=options.temperature, seed=seed)
-
-
-def _completion(run: _Run, text: str) -> Completion:
-    sequence = run.sequence
-    assert sequence.finish_reason is not None
-    times = Times(
-        total_s=run.spent.total_s,
-        draft_s=run.spent.draft_s,
-        verify_s=run.spent.verify_s,
-        first_token_s=run.first_token_s,
-    )
-    stats = summarise(
-        sequence.rounds,
-        prompt_tokens=len(sequence.request.prompt),
-        completion_tokens=len(sequence.tokens),
-        times=times,
-    )
-    return Completion(
-        text, tuple(sequence.tokens), sequence.finish_reason, stats, tuple(sequence.rounds)
-    )

@@ -21,7 +21,8 @@ from llamaspec.options import (
 )
 
 if TYPE_CHECKING:
-    from llamaspec.session import Completion, Prompt, Session
+    from llamaspec.completion import Completion
+    from llamaspec.session import Prompt, Session
 
 _WARM_UP_TOKENS = 8
 

@@ -13,8 +13,9 @@ import pytest
 
 from llamaspec import demo
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
+from llamaspec.completion import Completion
 from llamaspec.options import GenerateOptions
-from llamaspec.session import Completion, Session
+from llamaspec.session import Session
 from llamaspec.trace import Round, Stats
 from tests.e2e.terminal import COMMAND, SECONDS, environment, llamaspec, refusal
 from tests.rewrite import rewrite

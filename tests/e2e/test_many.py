@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from llamaspec.bench.pairs import PROMPTS
+from llamaspec.completion import Completion
 from llamaspec.errors import DecodeError
 from llamaspec.runtime.context import Context, DraftContext
-from llamaspec.session import Completion, Session, load
+from llamaspec.session import Session, load
 
 pytestmark = pytest.mark.native
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from llamaspec.completion import Completion
 from llamaspec.options import LoadOptions
-from llamaspec.session import Completion, Session, load
+from llamaspec.session import Session, load
 from llamaspec.trace import Round
 
 pytestmark = pytest.mark.native

@@ -16,10 +16,11 @@ import gguf
 import pytest
 
 from llamaspec import demo
+from llamaspec.completion import Completion, Piece
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
 from llamaspec.runtime.vocab import Vocab
-from llamaspec.session import Completion, Piece, Prompt, Session, load
+from llamaspec.session import Prompt, Session, load
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native

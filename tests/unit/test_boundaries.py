@@ -12,6 +12,7 @@ FLOORS = [
     {"__main__"},
     {"cli", "serve"},
     {"session"},
+    {"completion"},
     {"loading", "hub", "demo"},
     {"engine"},
     {"draft", "verify", "schedule", "text", "trace"},
@@ -25,7 +26,7 @@ LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 # rooms beside the house, in folders of their own, and what they may import
 BESIDE = {
     "convert": {"runtime", "options", "errors", "_version"},
-    "bench": {"session", "trace", "hub", "demo", "options", "errors", "_version"},
+    "bench": {"session", "completion", "trace", "hub", "demo", "options", "errors", "_version"},
 }
 
 

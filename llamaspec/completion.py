@@ -1,0 +1,103 @@
+"""A completion: what a caller gets, and the clock and state of one under way."""
+
+import time
+from dataclasses import dataclass
+
+from llamaspec.engine.ending import FinishReason
+from llamaspec.engine.sequence import Sequence
+from llamaspec.loading import Pair
+from llamaspec.trace import Round, Stats, Times, summarise
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a streamed completion: text in whole characters, and the token ids committed
+    with it.
+
+    The text may lag behind the ids by an unfinished character or a possible stop text; `text`
+    over all pieces is the completion's text, `token_ids` over all pieces its ids.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished completion.
+
+    text: without the stop text and without control tokens. token_ids: as committed, an
+    end-of-generation token included. finish_reason: "stop" (end token or stop text) or "length"
+    (max_tokens or the end of the context).
+    rounds: what was drafted and accepted, in order.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    rounds: tuple[Round, ...]
+
+
+@dataclass
+class Spent:
+    """Seconds of work on one completion so far; the parts are those in native compute calls."""
+
+    total_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+
+@dataclass
+class Run:
+    """One completion under way; `taken` tokens of it have been handed out."""
+
+    sequence: Sequence
+    spent: Spent
+    first_token_s: float
+    taken: int = 0
+
+
+class Clock:
+    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute
+    calls.
+    """
+
+    def __init__(self, pair: Pair, spent: Spent) -> None:
+        self._pair = pair
+        self._spent = spent
+
+    def __enter__(self) -> None:
+        self._draft, self._verify = self._native()
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent.total_s += time.perf_counter() - self._started
+        draft, verify = self._native()
+        self._spent.draft_s += draft - self._draft
+        self._spent.verify_s += verify - self._verify
+
+    def _native(self) -> tuple[float, float]:
+        drafter = self._pair.drafter
+        return (drafter.seconds if drafter else 0.0), self._pair.context.seconds
+
+
+def finished(run: Run, text: str) -> Completion:
+    """The Completion of a run whose sequence has ended."""
+    sequence = run.sequence
+    assert sequence.finish_reason is not None
+    times = Times(
+        total_s=run.spent.total_s,
+        draft_s=run.spent.draft_s,
+        verify_s=run.spent.verify_s,
+        first_token_s=run.first_token_s,
+    )
+    stats = summarise(
+        sequence.rounds,
+        prompt_tokens=len(sequence.request.prompt),
+        completion_tokens=len(sequence.tokens),
+        times=times,
+    )
+    return Completion(
+        text, tuple(sequence.tokens), sequence.finish_reason, stats, tuple(sequence.rounds)
+    )
