@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, Self, TypeVar
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, nodes, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.ext import loopcontrols as loop_controls
@@ -13,7 +13,7 @@ from jinja2.parser import Parser
 
 from llamaspec.errors import ModelLoadError, OptionError
 from llamaspec.runtime.gguf_file import GGUFFile
-from llamaspec.text.sandbox import LimitedSandbox, TemplateLimitError, run_limited
+from llamaspec.text.sandbox import LimitedSandbox, TemplateLimitError
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -118,7 +118,8 @@ class ChatTemplate:
     def _render(self, values: dict[str, Any]) -> str:
         chunks: list[str] = []
         length = 0
-        for chunk in self._template.generate(values):
+        # not `generate`, which rewrites the traceback of an error that only its message outlives
+        for chunk in self._template.root_render_func(self._template.new_context(values)):
             length += len(chunk)
             if length > MAX_OUTPUT:
                 raise TemplateLimitError(f"writes more than {MAX_OUTPUT >> 20} million characters")
@@ -128,7 +129,7 @@ class ChatTemplate:
     def _guarded(self, work: Callable[[], T], *, compiling: bool) -> T:
         whose = f"the chat template of {self._origin}"
         try:
-            return run_limited(work, RENDER_SECONDS)
+            return self._environment.bounded(work, RENDER_SECONDS)
         except _RaisedByTemplateError as error:
             raise OptionError(f"{whose} refuses these messages: {_line(error)}") from None
         except TemplateLimitError as error:
@@ -154,7 +155,9 @@ def _environment() -> LimitedSandbox:
     return environment
 
 
+@pass_environment
 def tojson(
+    environment: LimitedSandbox,
     value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
@@ -162,9 +165,13 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON for a prompt: unlike Jinja2's own filter it leaves <, > and & as they are."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if indent is None:
+        return encoder.encode(value)
+    # indented JSON is written in Python, which takes its time
+    return "".join(environment.ticking(encoder.iterencode(value)))
 
 
 def _raise_exception(message: str) -> NoReturn:
