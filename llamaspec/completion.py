@@ -1,6 +1,7 @@
 """A completion: what a caller gets, and the clock and state of one under way."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llamaspec.engine.ending import FinishReason
@@ -59,23 +60,25 @@ class Run:
 
 
 class Clock:
-    """Adds what happens inside it to a Spent: wall time, and the part of it in native compute
+    """Adds what happens inside it to every Spent: wall time, and the part of it in native compute
     calls.
     """
 
-    def __init__(self, pair: Pair, spent: Spent) -> None:
+    def __init__(self, pair: Pair, spent: Iterable[Spent]) -> None:
         self._pair = pair
-        self._spent = spent
+        self._spent = list(spent)
 
     def __enter__(self) -> None:
         self._draft, self._verify = self._native()
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._spent.total_s += time.perf_counter() - self._started
+        total = time.perf_counter() - self._started
         draft, verify = self._native()
-        self._spent.draft_s += draft - self._draft
-        self._spent.verify_s += verify - self._verify
+        for spent in self._spent:
+            spent.total_s += total
+            spent.draft_s += draft - self._draft
+            spent.verify_s += verify - self._verify
 
     def _native(self) -> tuple[float, float]:
         drafter = self._pair.drafter

@@ -9,7 +9,7 @@ from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -19,7 +19,15 @@ from llamaspec.engine.ending import Ending
 from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import Pair, load_pair
-from llamaspec.options import BLOCK, DEFAULT_MAX_TOKENS, GenerateOptions, LoadOptions
+from llamaspec.options import (
+    BLOCK,
+    DEFAULT_MAX_TOKENS,
+    CacheType,
+    FlashAttention,
+    GenerateOptions,
+    Head,
+    LoadOptions,
+)
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler
@@ -46,6 +54,7 @@ class Session:
         self._closed = False
         self._template: ChatTemplate | None = None
         self._table = Pieces(pair.model.vocab.piece)
+        self._runs: list[Run] = []
         self.last: Completion | None = None
 
     @property
@@ -89,10 +98,14 @@ class Session:
             DecodeError: llama.cpp failed. ClosedError: the session is closed.
         """
         options = _options(max_tokens, temperature, seed, stop, draft_max)
-        for _ in self._stream(prompt, options):
-            pass
-        assert self.last is not None
-        return self.last
+        stream = self._stream(prompt, options)
+        while True:
+            try:
+                next(stream)
+            except StopIteration as end:
+                # not `last`: another thread may have finished something meanwhile
+                done: Completion = end.value
+                return done
 
     def stream(
         self,
@@ -103,7 +116,7 @@ class Session:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         draft_max: int | None = None,
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[Piece, None, Completion]:
         """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
@@ -139,20 +152,23 @@ class Session:
     ) -> None:
         self.close()
 
-    def _stream(self, prompt: Prompt, options: GenerateOptions) -> Generator[Piece, None, None]:
+    def _stream(
+        self, prompt: Prompt, options: GenerateOptions
+    ) -> Generator[Piece, None, Completion]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = _sampler(options)
-        run = None
+        request = self._request(ids, options, sampler)
         parts: list[str] = []
         try:
-            run = self._admit(ids, options, sampler, started)
+            run = self._admit(request, started)
             yield from self._pieces(run, parts)
-            self.last = finished(run, "".join(parts))
+            done = self.last = finished(run, "".join(parts))
+            return done
         finally:
             with self._lock:
-                if run is not None:
-                    self._pair.engine.release(run.sequence)
+                self._runs = [run for run in self._runs if run.sequence.request is not request]
+                self._pair.engine.release(request)
             if sampler is not None:
                 sampler.close()
 
@@ -179,28 +195,31 @@ class Session:
             self._check_open()
             # another thread's step may have moved this sequence on already
             if run.taken == len(run.sequence.tokens):
-                with Clock(self._pair, run.spent):
+                # a step moves all sequences on, and all of them wait for it
+                with Clock(self._pair, [active.spent for active in self._runs]):
                     self._pair.engine.step()
 
-    def _admit(
-        self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None, started: float
-    ) -> Run:
-        pair, vocab = self._pair, self._pair.model.vocab
+    def _request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
+        pair = self._pair
         limit = min(options.max_tokens, self.n_ctx - len(ids))
-        ending = Ending(pieces=self._table, ends=vocab.ends, limit=limit, stop=options.stop)
-        request = Request(
+        ends = pair.model.vocab.ends
+        return Request(
             prompt=ids,
             limit=limit,
             draft_max=self._draft_max(options.draft_max),
-            ending=ending,
+            ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
             draw=None if sampler is None else lambda row: sampler.draw(pair.context, row),
         )
+
+    def _admit(self, request: Request, started: float) -> Run:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with Clock(pair, spent):
-                sequence = pair.engine.admit(request)
-        return Run(sequence, spent, first_token_s=spent.total_s)
+            with Clock(self._pair, [spent, *(active.spent for active in self._runs)]):
+                sequence = self._pair.engine.admit(request)
+            run = Run(sequence, spent, first_token_s=spent.total_s)
+            self._runs.append(run)
+            return run
 
     def _draft_max(self, asked: int) -> int:
         limit = self.draft_limit
@@ -256,12 +275,26 @@ class Session:
             raise ClosedError("this session is closed; load the pair again to use it")
 
 
+class Settings(TypedDict, total=False):
+    """The fields of LoadOptions, for giving them by name."""
+
+    context: int
+    n_gpu_layers: int
+    n_gpu_layers_draft: int
+    threads: int
+    batch: int
+    flash_attention: FlashAttention
+    cache_type: CacheType
+    head: Head
+    sequences: int
+
+
 def load(
     model: str | PathLike[str] | None = None,
     draft: str | PathLike[str] | None = None,
     *,
     options: LoadOptions | None = None,
-    **settings: Any,  # noqa: ANN401
+    **settings: Unpack[Settings],
 ) -> Session:
     """Load a target and its draft.
 
@@ -294,7 +327,7 @@ def _resolve(name: str, reference: str | PathLike[str]) -> Path:
     return hub.resolve(reference)
 
 
-def _load_options(settings: dict[str, Any]) -> LoadOptions:
+def _load_options(settings: Settings) -> LoadOptions:
     known = {field.name for field in fields(LoadOptions)}
     unknown = sorted(settings.keys() - known)
     if unknown:

@@ -56,9 +56,6 @@ class BlockDrafter:
     def seconds(self) -> float:
         return self._context.seconds + self._head_seconds
 
-    def begin(self, seq: int) -> None:
-        self.reset(seq)
-
     def reset(self, seq: int) -> None:
         self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
         self._known[seq] = 0
@@ -71,20 +68,20 @@ class BlockDrafter:
     def commit(self, features: Features) -> None:
         step = self._inject.capacity
         parts = [features] if len(features.seq) <= step else list(features.parts(step))
-        while self._pending or parts:
+        try:
+            while self._pending:
+                self._retry()
+            while parts:
+                self._learn(parts[0])
+                parts.pop(0)
+        except BaseException:
             # what cannot be injected stays pending, to be made good in a later round
-            part = self._pending[0] if self._pending else parts[0]
-            try:
-                self._learn(part)
-            except BaseException:
-                self._pending += [p.copy() for p in parts]
-                raise
-            (self._pending or parts).pop(0)
+            self._pending += [part.copy() for part in parts]
+            raise
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         while self._pending:
-            self._learn(self._pending[0])
-            self._pending.pop(0)
+            self._retry()
         wanted = [a for a in anchors if a.limit > 0 and self._known[a.seq] == a.position]
         if not wanted:
             return [NOTHING] * len(anchors)
@@ -141,6 +138,14 @@ class BlockDrafter:
         """The output rows that propose for the n-th anchor."""
         start = n * rows + self._layout.first
         return start, min(start + anchor.limit, (n + 1) * rows)
+
+    def _retry(self) -> None:
+        features = self._pending[0]
+        for seq in set(features.seq):
+            # the failed attempt may have reached the cache
+            self._context.truncate(seq, self._known[seq])
+        self._learn(features)
+        self._pending.pop(0)
 
     def _learn(self, features: Features) -> None:
         self._inject.set_embeddings(features.rows, features.position, features.seq)

@@ -70,9 +70,6 @@ class Drafter(Protocol):
     def seconds(self) -> float:
         """Wall time spent computing so far."""
 
-    def begin(self, seq: int) -> None:
-        """Start a sequence in a slot that holds nothing."""
-
     def commit(self, features: Features) -> None:
         """Learn committed rows. Positions of a sequence come in order and without a gap."""
 

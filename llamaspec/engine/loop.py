@@ -31,10 +31,6 @@ class Engine:
         self._batch = Batch.create(max(target.shape.n_batch, slots * (widest + 1)))
         self._warned = False
 
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._free)
-
     def admit(self, request: Request) -> Sequence:
         """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again
         then.
@@ -50,7 +46,7 @@ class Engine:
             self._clear(sequence)
             self._prefill(sequence)
         except BaseException:
-            self.release(sequence)
+            self.release(request)
             raise
         return sequence
 
@@ -59,19 +55,24 @@ class Engine:
         active = [s for s in self._active if s.finish_reason is None]
         if not active:
             return
-        proposals = self._propose(active)
-        starts, choices = self._verify(active, proposals)
-        verified = self._accept(active, proposals, starts, choices)
-        self._commit(active, proposals, starts, verified)
+        try:
+            proposals = self._propose(active)
+            starts, choices = self._verify(active, proposals)
+            verified = self._accept(active, proposals, starts, choices)
+            self._commit(active, proposals, starts, verified)
+        except BaseException:
+            # Ctrl-C for one sequence must not leave rejected rows to the others
+            for sequence in active:
+                self._target.truncate(sequence.slot, sequence.n_past)
+            raise
 
-    def release(self, sequence: Sequence) -> None:
-        """Free the slot of a sequence, finished or not. A second call does nothing."""
-        if sequence not in self._active:
-            return
-        self._active.remove(sequence)
-        self._free.append(sequence.slot)
-        if not self._target.closed:
-            self._clear(sequence)
+    def release(self, request: Request) -> None:
+        """Free the slot of a request, finished or not. A second call does nothing."""
+        for sequence in [s for s in self._active if s.request is request]:
+            self._active.remove(sequence)
+            self._free.append(sequence.slot)
+            if not self._target.closed:
+                self._clear(sequence)
 
     def _clear(self, sequence: Sequence) -> None:
         self._target.truncate(sequence.slot, 0)

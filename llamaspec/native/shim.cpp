@@ -25,6 +25,7 @@ int fail(const char * what) {
 }
 
 template <typename R, typename F> R guarded(R on_error, F body) {
+    last_error.clear();
     try {
         return body();
     } catch (const std::exception & e) {
@@ -64,6 +65,8 @@ void on_log(ggml_log_level level, const char * text, void *) {
     log_lines.push_back({ effective, text });
 }
 
+constexpr int positions = 4;
+
 // What Python sees as a ls_batch, followed by the memory behind its pointers.
 struct BatchRows {
     ls_batch view = {};
@@ -81,7 +84,7 @@ int vocab_size(llama_context * ctx) {
     return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
 }
 
-// First index of the largest value; NaN never wins. Four lanes let the compiler vectorise the scan.
+// First index of the largest value, in two scans that the compiler can vectorise.
 int argmax(const float * x, int n) {
     float best = x[0];
     for (int i = 1; i < n; ++i) {
@@ -169,12 +172,10 @@ int ls_log_next(int * level, char * text, int size) {
 }
 
 llama_model * ls_model_load(const char * path, const llama_model_params * params) {
-    last_error.clear();
     return guarded((llama_model *) nullptr, [&] { return llama_model_load_from_file(path, *params); });
 }
 
 llama_context * ls_context_new(llama_model * model, const llama_context_params * params) {
-    last_error.clear();
     return guarded((llama_context *) nullptr, [&] { return llama_init_from_model(model, *params); });
 }
 
@@ -187,7 +188,7 @@ ls_batch * ls_batch_new(int capacity, int width) {
         const size_t rows = (size_t) capacity;
         auto batch = std::make_unique<BatchRows>();
         batch->view = { capacity, width, 0, batch->grow(batch->token, rows), batch->grow(batch->embd, rows * width),
-                        batch->grow(batch->pos, rows), batch->grow(batch->seq, rows), batch->grow(batch->output, rows) };
+                        batch->grow(batch->pos, rows * positions), batch->grow(batch->seq, rows), batch->grow(batch->output, rows) };
         return &batch.release()->view;
     });
 }
@@ -216,7 +217,12 @@ int ls_batch_set_embd(ls_batch * batch, const float * rows, int n, const int32_t
         return fail("the rows do not fit the batch");
     }
     std::memcpy(batch->embd, rows, (size_t) n * batch->width * sizeof(float));
-    std::memcpy(batch->pos, pos, (size_t) n * sizeof(int32_t));
+    // a draft for an M-RoPE target reads four positions of every row, the last always 0; any other the first
+    for (int plane = 0; plane < positions; ++plane) {
+        for (int i = 0; i < n; ++i) {
+            batch->pos[(size_t) plane * n + i] = plane < positions - 1 ? pos[i] : 0;
+        }
+    }
     std::memcpy(batch->seq, seq, (size_t) n * sizeof(int32_t));
     std::memset(batch->output, 0, (size_t) n);
     batch->size = n;

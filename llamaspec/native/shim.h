@@ -18,7 +18,7 @@ struct llama_context * ls_context_new(struct llama_model * model, const struct l
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 
-/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. */
+/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. pos has room for four planes. */
 struct ls_batch {
     int32_t capacity;
     int32_t width;

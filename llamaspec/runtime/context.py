@@ -93,13 +93,15 @@ class Context(NativeHandle):
         return context
 
     def decode(self, batch: Batch) -> None:
-        """Compute the rows of `batch` and add them to the KV cache. Raises DecodeError, cache
-        unchanged.
+        """Compute the rows of `batch` and add them to the KV cache.
+
+        Raises DecodeError; the cache is as before then, but for what llama.cpp calls fatal.
         """
         self._compute(lib.ls_decode, batch)
 
     def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
         """As `decode`; return the largest logit's index of each of the n_rows output rows."""
+        assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         self._compute(lib.ls_decode_choose, batch, n_rows, self._ints)
         found: list[int] = ffi.unpack(self._ints, n_rows)
         return found
@@ -197,6 +199,7 @@ class TargetContext(Context):
         """The feature rows [n, taps * width] of the given rows of the last batch: memory of this
         context, valid until the next call.
         """
+        assert len(rows) <= len(self._features), "more rows than a batch holds"
         arguments = self._taps_pointer, len(self.taps), rows, len(rows), self._features_pointer
         self._check(self._timed(lib.ls_gather_features, *arguments))
         return self._features[: len(rows)]
@@ -220,6 +223,7 @@ class DraftContext(Context):
         """As `decode_choose`, with P(accepted | accepted so far) of every row where the draft has a
         confidence head. The rows leave the KV cache again, also where decoding fails.
         """
+        assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         scores = self._floats if confidence else ffi.NULL
         self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,9 @@ class Vocab:
         self._model = model
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.size: int = lib.llama_vocab_n_tokens(self._ptr)
-        self.mask: int = lib.llama_vocab_mask(self._ptr)
+        # the tokens that end a generation: EOS, EOT and the like
+        self.ends = frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
+        self.bos_text = self._special_text(lib.llama_vocab_bos(self._ptr))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -66,19 +67,6 @@ class Vocab:
     def text(self, tokens: IntArray | list[int]) -> str:
         """Return the text of whole tokens, control tokens left out."""
         return b"".join(self.piece(int(t)) for t in tokens).decode("utf-8", "replace")
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """The tokens that end a generation (EOS, EOT and the like)."""
-        return frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
-
-    @property
-    def bos_text(self) -> str:
-        return self._special_text(lib.llama_vocab_bos(self._ptr))
-
-    @property
-    def eos_text(self) -> str:
-        return self._special_text(lib.llama_vocab_eos(self._ptr))
 
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""

@@ -3,13 +3,14 @@
 import pytest
 
 from llamaspec.bench.pairs import PROMPTS
+from llamaspec.options import Head
 from llamaspec.session import load
 from llamaspec.trace import Round
 
 pytestmark = pytest.mark.native
 
 
-def rounds(head: str) -> list[list[Round]]:
+def rounds(head: Head) -> list[list[Round]]:
     with load(head=head, threads=1) as session:
         messages = [[{"role": "user", "content": prompt}] for _, prompt in PROMPTS]
         return [list(session.generate(m, max_tokens=64).rounds) for m in messages]

@@ -23,7 +23,7 @@ TOKENS = 128
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     loaded = load_pair(
-        demo.target_path(), demo.draft_path(), LoadOptions(flash_attention="on", threads=1)
+        demo.target_path(), demo.draft_path(), LoadOptions(flash_attention="on", threads=2)
     )
     yield loaded
     loaded.close()
@@ -49,7 +49,7 @@ def decode(pair: Pair, ids: IntArray, draft_max: int) -> tuple[list[int], int]:
         while sequence.finish_reason is None:
             pair.engine.step()
     finally:
-        pair.engine.release(sequence)
+        pair.engine.release(sequence.request)
     return sequence.tokens, len(sequence.rounds)
 
 
@@ -74,3 +74,16 @@ def test_speculative_and_plain_outputs_are_identical(
     # a draft that proposes nothing would be identical too
     assert tau > 1.5
     assert identical == total
+
+
+def test_contexts_beyond_what_attention_does_in_one_piece(pair: Pair, prompts: list[str]) -> None:
+    assert pair.drafter is not None
+    vocab = pair.model.vocab
+    chats = [f"<|im_start|>user\n{p}<|im_end|>\n<|im_start|>assistant\n" for p in prompts]
+    for start in range(0, 40, 10):
+        # single rows over 512 positions and more used to be computed unlike blocks of rows
+        ids = vocab.tokenize("".join(chats[start:] + chats[:start]))[: 450 + 20 * start]
+        fast, n_rounds = decode(pair, ids, pair.drafter.proposals)
+        slow, _ = decode(pair, ids, 0)
+        assert fast == slow
+        assert n_rounds < TOKENS - 1

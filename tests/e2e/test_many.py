@@ -1,6 +1,7 @@
 """Several sequences in one engine: each text as if it were alone."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,3 +76,59 @@ def test_a_failure_that_hits_two_sequences_is_made_good_in_the_one_that_stays(
         assert plain.token_ids == tuple(
             session.generate(messages(second), max_tokens=TOKENS).token_ids
         )
+
+
+def test_threads_get_their_own_completions() -> None:
+    with load(threads=1, context=128, sequences=2) as session:
+        prompts = [PROMPTS[0][1], PROMPTS[2][1]]
+        expected = [session.generate(p, max_tokens=6).token_ids for p in prompts]
+        wrong: list[tuple[int, ...]] = []
+
+        def work(index: int) -> None:
+            for _ in range(150):
+                found = session.generate(prompts[index], max_tokens=6).token_ids
+                if found != expected[index]:
+                    wrong.append(found)
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert wrong == []
+
+
+def test_a_step_costs_every_sequence_that_waited_for_it() -> None:
+    with load(threads=1, context=256, sequences=2) as session:
+        first = session.stream(messages(PROMPTS[2][1]), max_tokens=TOKENS)
+        second = session.stream(messages(PROMPTS[3][1]), max_tokens=TOKENS)
+        next(first)
+        next(second)
+        # all steps are taken by the second, and they move the first on as well
+        list(second)
+        moved = session.last
+        list(first)
+        assert session.last is not None
+        assert moved is not None
+        assert session.last.stats.verify_s >= 0.9 * moved.stats.verify_s
+
+
+def test_an_injection_that_failed_after_it_was_done_is_made_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = iter([False, False, True])
+    original = Context._compute
+
+    def compute(self: Context, *arguments: Any) -> None:  # noqa: ANN401
+        original(self, *arguments)
+        if isinstance(self, DraftContext) and next(failures, False):
+            raise DecodeError("scripted failure", 1)
+
+    with load(threads=1, context=256) as session:
+        healthy = session.generate(messages(PROMPTS[2][1]), max_tokens=TOKENS)
+        monkeypatch.setattr(Context, "_compute", compute)
+        done = session.generate(messages(PROMPTS[2][1]), max_tokens=TOKENS)
+    assert next(failures, None) is None
+    assert done.token_ids == healthy.token_ids
+    drafted = [len(r.draft) for r in done.rounds[:-1]]
+    assert drafted.count(0) <= 1, drafted

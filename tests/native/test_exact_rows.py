@@ -17,22 +17,27 @@ pytestmark = pytest.mark.native
 
 WIDEST = 8
 ROWS = 24
+LONG = 700
 
 
 @pytest.fixture(scope="module", params=["bundled", "tiny-target-f32.gguf", "tiny-target-q8_0.gguf"])
-def target(request: pytest.FixtureRequest) -> Iterator[TargetContext]:
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     path: Path = demo.target_path()
     if request.param != "bundled":
         path = request.getfixturevalue("ggufs") / request.param
-    model = Model.load(path, n_gpu_layers=0)
-    shape = ContextShape(512, 512, 1, WIDEST, 1, "on", "f16")
-    yield TargetContext.create(model, shape)
-    model.close()
+    loaded = Model.load(path, n_gpu_layers=0)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1-thread", "2-threads"])
+def target(request: pytest.FixtureRequest, model: Model) -> TargetContext:
+    return TargetContext.create(model, ContextShape(1024, 1024, 1, 32, request.param, "on", "f16"))
 
 
 def logits(target: TargetContext, ids: list[int], *, prompt: int, width: int) -> FloatArray:
     """Logits of the rows after the prompt, computed `width` at a time."""
-    batch = Batch.create(512)
+    batch = Batch.create(1024)
     target.truncate(0, 0)
     batch.add_tokens(ids[:prompt], start=0, seq=0, output=NO_OUTPUT)
     target.decode(batch)
@@ -46,12 +51,24 @@ def logits(target: TargetContext, ids: list[int], *, prompt: int, width: int) ->
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("width", range(2, WIDEST + 1))
-def test_blocks_are_bitwise_equal_to_single_rows(target: TargetContext, width: int) -> None:
-    for _, prompt in PROMPTS:
-        ids = target.model.vocab.tokenize(f"<|im_start|>user\n{prompt} {prompt}").tolist()
-        start = len(ids) - ROWS
-        single = logits(target, ids, prompt=start, width=1)
-        blocks = logits(target, ids, prompt=start, width=width)
-        assert single.shape[0] == ROWS
-        assert np.array_equal(single, blocks), np.abs(single - blocks).max()
+def text(target: TargetContext, least: int) -> list[int]:
+    """Token ids of the prompts, again and again until there are enough."""
+    vocab = target.model.vocab
+    ids: list[int] = []
+    while len(ids) < least:
+        for _, prompt in PROMPTS:
+            ids += vocab.tokenize(f"<|im_start|>user\n{prompt}<|im_end|>\n").tolist()
+    return ids
+
+
+# a long context takes another way through attention, a wide pass another through f32 weights
+@pytest.mark.parametrize("length", [ROWS + 20, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("width", [*range(2, WIDEST + 1), ROWS])
+def test_blocks_are_bitwise_equal_to_single_rows(
+    target: TargetContext, width: int, length: int
+) -> None:
+    ids = text(target, length)[:length]
+    single = logits(target, ids, prompt=length - ROWS, width=1)
+    blocks = logits(target, ids, prompt=length - ROWS, width=width)
+    assert single.shape[0] == ROWS
+    assert np.array_equal(single, blocks), np.abs(single - blocks).max()

@@ -79,9 +79,6 @@ class FakeDrafter:
     def __post_init__(self) -> None:
         self.known = dict.fromkeys(range(self.slots), 0)
 
-    def begin(self, seq: int) -> None:
-        self.reset(seq)
-
     def reset(self, seq: int) -> None:
         self.known[seq] = 0
 

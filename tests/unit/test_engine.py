@@ -3,6 +3,7 @@ failures.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -133,8 +134,8 @@ def test_a_full_house_refuses_and_a_released_slot_is_clean() -> None:
     first = loop.admit(request(10))
     with pytest.raises(LlamaSpecError, match="in use"):
         loop.admit(request(10))
-    loop.release(first)
-    loop.release(first)
+    loop.release(first.request)
+    loop.release(first.request)
     assert target.cache[0] == {}
     second = loop.admit(request(10))
     finish(loop, second)
@@ -171,7 +172,7 @@ def test_plain_decoding_does_not_ask_for_features() -> None:
     finish(loop, sequence)
     assert not target.published
     assert drafter.committed == 0
-    loop.release(sequence)
+    loop.release(sequence.request)
     loop.admit(request(5))
     assert target.published
 
@@ -181,3 +182,28 @@ def test_features_lose_the_rows_of_one_sequence_only() -> None:
     left = Features(rows, [0, 1, 0, 1], [5, 9, 6, 10]).without(0)
     assert (left.seq, left.position) == ([1, 1], [9, 10])
     assert left.rows.tolist() == [[2, 3], [6, 7]]
+
+
+def test_an_interruption_leaves_no_rejected_rows_to_the_others() -> None:
+    target = FakeTarget(truth, slots=2)
+    loop = engine(target, FakeDrafter(wrong_every(3), slots=2))
+    first, second = loop.admit(request(30)), loop.admit(request(30, prompt=7))
+    loop.step()
+    interrupted = False
+
+    def interrupt(request: Request) -> Callable[[list[int]], int]:
+        def extend(tokens: list[int]) -> int:
+            nonlocal interrupted
+            interrupted = True
+            raise KeyboardInterrupt
+
+        return extend
+
+    first.request.ending.extend = interrupt(first.request)  # type: ignore[assignment, method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    assert interrupted
+    loop.release(first.request)
+    assert len(target.cache[second.slot]) == second.n_past
+    finish(loop, second)
+    assert second.tokens == [truth(6 + i) for i in range(30)]
