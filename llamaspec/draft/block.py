@@ -62,9 +62,6 @@ class BlockDrafter:
         if not self._context.closed:
             self._context.truncate(seq, 0)
 
-    def close(self) -> None:
-        self._context.close()
-
     def commit(self, features: Features) -> None:
         step = self._inject.capacity
         parts = [features] if len(features.seq) <= step else list(features.parts(step))

@@ -78,6 +78,3 @@ class Drafter(Protocol):
 
     def reset(self, seq: int) -> None:
         """Forget a sequence."""
-
-    def close(self) -> None:
-        """Release native memory."""

@@ -64,9 +64,5 @@ class Vocab:
             length = lib.ls_token_piece(self._ptr, token, text, size, special)
         return bytes(ffi.buffer(text, max(length, 0)))
 
-    def text(self, tokens: IntArray | list[int]) -> str:
-        """Return the text of whole tokens, control tokens left out."""
-        return b"".join(self.piece(int(t)) for t in tokens).decode("utf-8", "replace")
-
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""

@@ -82,9 +82,6 @@ class FakeDrafter:
     def reset(self, seq: int) -> None:
         self.known[seq] = 0
 
-    def close(self) -> None:
-        pass
-
     def commit(self, features: Features) -> None:
         self.committed += 1
         for row, seq, position in zip(features.rows, features.seq, features.position, strict=True):

@@ -8,17 +8,9 @@ typedef int32_t llama_token;
 typedef int32_t llama_seq_id;
 
 enum llama_flash_attn_type { LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED, ... };
-enum llama_split_mode { LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, ... };
-enum llama_load_mode { LLAMA_LOAD_MODE_AUTO, LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP, ... };
 
 struct llama_model_params {
     int32_t n_gpu_layers;
-    enum llama_split_mode split_mode;
-    enum llama_load_mode load_mode;
-    int32_t main_gpu;
-    bool vocab_only;
-    bool check_tensors;
-    bool use_extra_bufts;
     ...;
 };
 
@@ -27,15 +19,12 @@ struct llama_context_params {
     uint32_t n_batch;
     uint32_t n_ubatch;
     uint32_t n_seq_max;
-    uint32_t n_rs_seq;
     uint32_t n_outputs_max;
     int32_t n_threads;
     int32_t n_threads_batch;
     enum llama_flash_attn_type flash_attn_type;
     enum ggml_type type_k;
     enum ggml_type type_v;
-    bool embeddings;
-    bool offload_kqv;
     bool no_perf;
     bool swa_full;
     bool kv_unified;
@@ -56,40 +45,26 @@ void llama_backend_init(void);
 void llama_model_free(struct llama_model * model);
 void llama_free(struct llama_context * ctx);
 
-uint32_t llama_n_ctx(const struct llama_context * ctx);
-uint32_t llama_n_ctx_seq(const struct llama_context * ctx);
-uint32_t llama_n_batch(const struct llama_context * ctx);
-uint32_t llama_n_ubatch(const struct llama_context * ctx);
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
 
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
 int32_t llama_model_n_ctx_train(const struct llama_model * model);
 int32_t llama_model_n_embd(const struct llama_model * model);
 int32_t llama_model_n_layer(const struct llama_model * model);
-int32_t llama_model_n_swa(const struct llama_model * model);
 int32_t llama_model_desc(const struct llama_model * model, char * buf, size_t buf_size);
-uint64_t llama_model_size(const struct llama_model * model);
-uint64_t llama_model_n_params(const struct llama_model * model);
 bool llama_model_has_encoder(const struct llama_model * model);
 bool llama_model_has_decoder(const struct llama_model * model);
 bool llama_model_is_recurrent(const struct llama_model * model);
 bool llama_model_is_hybrid(const struct llama_model * model);
-bool llama_supports_gpu_offload(void);
 
-void llama_memory_clear(llama_memory_t mem, bool data);
 bool llama_memory_seq_rm(llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
-llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
 
 float * llama_get_logits(struct llama_context * ctx);
 
 int32_t llama_vocab_n_tokens(const struct llama_vocab * vocab);
 bool llama_vocab_is_eog(const struct llama_vocab * vocab, llama_token token);
-bool llama_vocab_is_control(const struct llama_vocab * vocab, llama_token token);
 llama_token llama_vocab_bos(const struct llama_vocab * vocab);
-llama_token llama_vocab_eos(const struct llama_vocab * vocab);
-llama_token llama_vocab_mask(const struct llama_vocab * vocab);
-bool llama_vocab_get_add_bos(const struct llama_vocab * vocab);
 
 struct llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params params);
 void llama_sampler_chain_add(struct llama_sampler * chain, struct llama_sampler * smpl);
