@@ -4,8 +4,9 @@ import io
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -17,29 +18,44 @@ INTERRUPTED = 130
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn our own errors into exit code 2, Ctrl-C into 130, and a closed pipe into a quiet end."""
+    """Turn errors into one line and exit code 2, Ctrl-C into 130, and output that nobody reads any
+    more into a quiet end.
+    """
     try:
         yield
-        if sys.stdout is not None:
-            sys.stdout.flush()
     except LlamaSpecError as error:
-        typer.echo(f"llamaspec: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+        raise _refusal(str(error)) from None
     except KeyboardInterrupt:
         typer.echo("", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
-        _discard_output()
-        raise typer.Exit(0) from None
+    except MemoryError as error:
+        detail = f" ({error})" if str(error) else ""
+        raise _refusal(f"there is not enough memory{detail}") from None
     except OSError as error:
+        if not _from_output(error):
+            raise _refusal(str(error) or type(error).__name__) from None
         _discard_output()
-        typer.echo(f"llamaspec: the output cannot be written ({error.strerror or error})", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(0) from None
+        raise _refusal(f"the output cannot be written ({error.strerror or error})") from None
+
+
+def _from_output(error: OSError) -> bool:
+    # commands write with typer.echo, which flushes; what else they call may fail just as its writes
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is typer.echo.__code__ for frame, _ in frames)
+
+
+def _refusal(text: str) -> typer.Exit:
+    with suppress(OSError):  # from an stderr that takes nothing either
+        typer.echo(f"llamaspec: {' '.join(text.splitlines())}", err=True)
+    return typer.Exit(BAD_INPUT)
 
 
 def _discard_output() -> None:
     # the interpreter would complain once more when it flushes stdout at exit
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def accept_any_text() -> None:

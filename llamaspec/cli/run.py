@@ -186,8 +186,12 @@ def _prompt(text: str | None, ids: Path | None, *, bundled: bool) -> "Prompt":
 def _piped() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
+    try:
+        piped = sys.stdin.buffer.read()
+    except OSError as error:
+        raise OptionError(f"stdin cannot be read ({error.strerror or error})") from None
     # bytes that are no UTF-8 stay recognisable for what takes the prompt apart
-    return sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    return piped.decode("utf-8", "surrogateescape")
 
 
 def _read_ids(path: Path) -> list[int]:

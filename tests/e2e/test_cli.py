@@ -277,14 +277,38 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_one_line() -> None:
-    for form in ((), ("--json",)):
-        words = [*COMMAND, "run", "-t", "1", "-n", "5", *form, QUESTION]
+    generating = ("run", "-t", "1", "-n", "5", QUESTION)
+    for command in (generating, (*generating, "--json"), ("inspect", str(TARGET)), ("doctor",)):
+        words = [*COMMAND, *command]
         with Path("/dev/full").open("wb") as full:
             done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment())
         assert done.returncode == 2
         assert done.stderr.decode().splitlines() == [
             "llamaspec: the output cannot be written (No space left on device)"
         ]
+
+
+def test_an_input_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    words = " ".join([*COMMAND, "run", "-t", "1", f"0>{tmp_path / 'file'}"])
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, env=environment())
+    assert refusal(done) == "stdin cannot be read (Bad file descriptor)"
+
+
+LACKING = """
+import sys, llamaspec.session
+def load_pair(*_):
+    raise MemoryError("no memory for a batch")
+llamaspec.session.load_pair = load_pair
+sys.argv = ["llamaspec", "run", "hi"]
+from llamaspec.cli import main
+main()
+"""
+
+
+def test_too_little_memory_is_one_line() -> None:
+    words = [sys.executable, "-c", LACKING]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment())
+    assert refusal(done) == "there is not enough memory (no memory for a batch)"
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2"])
