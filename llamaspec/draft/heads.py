@@ -7,8 +7,8 @@ et al., "DSpark" (2026).
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from llamaspec.errors import ModelLoadError
 from llamaspec.runtime.arrays import FloatArray, IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
 
@@ -23,18 +23,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class Confidence:
-    """c_i = sigmoid(w . [h_i ; W1[p_i]] + b); w [d + r], or [d] for a head that reads the hidden
-    row alone.
-    """
+    """c_i = sigmoid(w . [h_i ; W1[p_i]] + b), w [d + r]."""
 
     weight: FloatArray
     bias: float
 
     def __call__(self, hidden: FloatArray, embedding: FloatArray) -> np.float32:
         d = len(hidden)
-        score = self.weight[:d] @ hidden + self.bias
-        if len(self.weight) > d:
-            score += self.weight[d:] @ embedding
+        score = self.weight[:d] @ hidden + self.weight[d:] @ embedding + self.bias
         return np.float32(1.0 / (1.0 + np.exp(-score)))
 
 
@@ -84,7 +80,11 @@ MarkovHead = VanillaHead | PlainHead
 
 
 def load_head(file: GGUFFile) -> MarkovHead:
-    """Read the head of a draft GGUF."""
+    """Read the head of a draft GGUF. Raises ModelLoadError for a head that is none of these."""
+    for name in file.tensors:
+        if name.startswith(("markov_gate", "markov_joint")):
+            kind = "gated" if name.startswith("markov_gate") else "rnn"
+            raise ModelLoadError(f"{file.path}: {kind} Markov head ({name}): not supported yet")
     d2t = _d2t(file)
     if "markov_w1.weight" not in file.tensors:
         return PlainHead(d2t)
@@ -100,5 +100,4 @@ def load_head(file: GGUFFile) -> MarkovHead:
 def _d2t(file: GGUFFile) -> IntArray | None:
     if "d2t" not in file.tensors:
         return None
-    ids: npt.NDArray[np.int32] = file.array("d2t").astype(np.int32)
-    return ids
+    return file.integers("d2t").astype(np.int32)

@@ -1,9 +1,14 @@
 """The NumPy heads against the equations written out for single numbers."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from llamaspec.draft.heads import Confidence, PlainHead, VanillaHead
+from llamaspec.draft.heads import Confidence, MarkovHead, PlainHead, VanillaHead, load_head
+from llamaspec.errors import ModelLoadError
+from llamaspec.runtime.gguf_file import GGUFFile
+from tests.miniature import RANK, WIDTH, ramp, write_draft
 
 RNG = np.random.default_rng(7)
 V, R, D, L = 11, 3, 5, 4
@@ -48,15 +53,14 @@ def test_a_reduced_vocabulary_chains_on_target_ids() -> None:
         assert by_hand(w1, w2, base, d2t, anchor) == head.chain(base, hidden, anchor).ids.tolist()
 
 
-@pytest.mark.parametrize("with_markov", [True, False])
-def test_confidence_reads_the_hidden_row_and_the_previous_token(with_markov: bool) -> None:
+def test_confidence_reads_the_hidden_row_and_the_previous_token() -> None:
     w1, w2, base, hidden = arrays(V)
-    weight = RNG.normal(size=D + R if with_markov else D).astype(np.float32)
+    weight = RNG.normal(size=D + R).astype(np.float32)
     chain = VanillaHead(w1, w2, None, Confidence(weight, 0.25)).chain(base, hidden, 4)
     assert chain.confidence is not None
     previous = [4, *chain.ids.tolist()]
     for i in range(L):
-        inputs = [*hidden[i], *(w1[previous[i]] if with_markov else [])]
+        inputs = [*hidden[i], *w1[previous[i]]]
         score = sum(float(w) * float(x) for w, x in zip(weight, inputs, strict=True)) + 0.25
         assert pytest.approx(1 / (1 + np.exp(-score)), abs=1e-6) == float(chain.confidence[i])
 
@@ -67,3 +71,24 @@ def test_without_a_head_positions_are_independent_and_mapped() -> None:
     assert PlainHead(None).chain(base, hidden, 9).ids.tolist() == [1, 0]
     mapped = PlainHead(np.array([30, 20, 10], np.int32)).chain(base, hidden, 9)
     assert mapped.ids.tolist() == [20, 30]
+
+
+def loaded(path: Path) -> MarkovHead:
+    with GGUFFile.open(path) as file:
+        return load_head(file)
+
+
+def test_ids_beyond_what_float32_holds_are_read_exactly(tmp_path: Path) -> None:
+    ids = np.array([1, 2**24 + 1, 2**31 - 1], np.int64)
+    for bare in ({}, {"markov_w1.weight": None}):
+        d2t = loaded(write_draft(tmp_path / "d.gguf", {}, {"d2t": ids, **bare})).d2t
+        assert d2t is not None
+        assert d2t.dtype == np.int32
+        assert d2t.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["markov_gate.weight", "markov_gate.bias", "markov_joint.weight"])
+def test_a_head_that_is_none_of_these_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_draft(tmp_path / "d.gguf", {}, {name: ramp(RANK, WIDTH + RANK)})
+    with pytest.raises(ModelLoadError, match=f"Markov head .{name}.: not supported yet"):
+        loaded(path)
