@@ -9,7 +9,7 @@ from pathlib import Path
 from llamaspec.draft.block import BlockDrafter, BlockLayout
 from llamaspec.draft.heads import MarkovHead, load_head
 from llamaspec.engine.loop import Engine
-from llamaspec.errors import OptionError
+from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
@@ -93,9 +93,9 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
 
 def _check_roll_back(model: Model) -> None:
     if not model.can_roll_back:
-        raise OptionError(
-            f"{model.path.name} keeps recurrent state, which cannot drop rejected tokens yet; "
-            "load it without a draft"
+        raise IncompatibleDraftError(
+            f"{model.path.name}: keeps recurrent state, from which rejected tokens cannot be "
+            "dropped yet; run it without a draft"
         )
 
 

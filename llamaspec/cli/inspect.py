@@ -49,12 +49,7 @@ def _verdict(found: Sequence["FileDescription"]) -> dict[str, list[str]]:
     target, draft = found
     if target.draft is not None and draft.draft is None:
         target, draft = draft, target
-    problems = pair_problems(target, draft, head="graph")
-    only_graph = set(problems) - set(pair_problems(target, draft, head="python"))
-    notes = pair_notes(target, draft)
-    if problems and only_graph == set(problems):
-        notes.append('with head="python" they fit')
-    return {"problems": problems, "notes": notes}
+    return {"problems": pair_problems(target, draft), "notes": pair_notes(target, draft)}
 
 
 def _as_json(

@@ -9,7 +9,7 @@ from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.pairing import (
     FINAL_INPUT_ARCHITECTURES,
     LAYER_INPUT_ARCHITECTURES,
-    NO_ROLLBACK_ARCHITECTURES,
+    RECURRENT_ARCHITECTURES,
     draft_problems,
     pair_notes,
     pair_problems,
@@ -19,7 +19,7 @@ from llamaspec.runtime.pairing import (
 __all__ = [
     "FINAL_INPUT_ARCHITECTURES",
     "LAYER_INPUT_ARCHITECTURES",
-    "NO_ROLLBACK_ARCHITECTURES",
+    "RECURRENT_ARCHITECTURES",
     "DraftDescription",
     "FileDescription",
     "check_pair",
@@ -42,7 +42,7 @@ def describe(path: str | PathLike[str]) -> FileDescription:
 
 
 def check_target(target: FileDescription) -> None:
-    """Raise ModelLoadError unless the file is a model that generates text by itself."""
+    """Raise ModelLoadError unless the file is a model that continues text by itself."""
     for problem in target_problems(target):
         raise ModelLoadError(problem)
 
@@ -53,7 +53,7 @@ def check_pair(target: FileDescription, draft: FileDescription, *, head: Head = 
     Args:
         target: the model.
         draft: the block draft.
-        head: where the Markov head runs; "python" also takes gated and rnn heads.
+        head: where the Markov head runs; both places take the same drafts.
 
     Raises:
         ModelLoadError: one of the two is not of its kind.
@@ -61,17 +61,15 @@ def check_pair(target: FileDescription, draft: FileDescription, *, head: Head = 
     """
     for problem in (*target_problems(target), *draft_problems(draft)):
         raise ModelLoadError(problem)
-    problems = pair_problems(target, draft, head=head)
+    problems = pair_problems(target, draft)
     if problems:
         more = f" (and {len(problems) - 1} more: llamaspec inspect lists them)"
         raise IncompatibleDraftError(problems[0] + more * (len(problems) > 1))
 
 
-def fits(
-    target_path: str | PathLike[str], draft_path: str | PathLike[str], *, head: Head = "graph"
-) -> list[str]:
+def fits(target_path: str | PathLike[str], draft_path: str | PathLike[str]) -> list[str]:
     """Every reason why two files cannot run together, unreadable included; [] when they fit."""
     try:
-        return pair_problems(describe(target_path), describe(draft_path), head=head)
+        return pair_problems(describe(target_path), describe(draft_path))
     except LlamaSpecError as error:
         return [str(error)]

@@ -16,7 +16,14 @@ HeadType = Literal["none", "vanilla", "gated", "rnn", "selector"]
 Layout = Literal["anchor-first", "bonus-anchor"]
 
 DRAFT_ARCHITECTURE = "dflash"
-_OTHER_ARCHITECTURES = frozenset({"clip", "eagle3", "gemma4-assistant", "wavtokenizer-dec"})
+# What llama.cpp loads and llamaspec cannot continue a text with: embedders, encoders, diffusion,
+# other methods' drafts, parts of models. A test derives the list from the sources.
+_OTHERS = """
+bert clip dream eagle3 eurobert gemma-embedding gemma4-assistant jina-bert-v2 jina-bert-v3 llada
+llada-moe llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe rnd1 t5 t5encoder
+wavtokenizer-dec
+"""
+OTHER_ARCHITECTURES = frozenset(_OTHERS.split())
 _OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
 _DEFAULT_DFLASH_BLOCK = 16
 # by the number in general.file_type, under the name that llama-quantize knows
@@ -101,7 +108,7 @@ class FileDescription:
 
     Attributes:
         path: the file, or the first part.
-        kind: "draft" for a block draft, "other" for what cannot generate text.
+        kind: "draft" for a block draft, "other" for what cannot generate text token by token.
         architecture: `general.architecture`.
         name: `general.name`, or the file's own name.
         quantisation: of the file as a whole ("Q4_K_M"), else its commonest tensor type.
@@ -178,8 +185,9 @@ def read_description(file: GGUFFile) -> FileDescription:
 def _kind(file: GGUFFile, keys: Keys) -> Kind:
     if file.architecture == DRAFT_ARCHITECTURE:
         return "draft"
-    other = file.architecture in _OTHER_ARCHITECTURES or keys.text("general.type") in _OTHER_TYPES
-    return "other" if other or not file.tensors else "target"
+    other = file.architecture in OTHER_ARCHITECTURES or keys.text("general.type") in _OTHER_TYPES
+    causal = keys.flag(f"{file.architecture}.attention.causal", default=True)
+    return "target" if causal and file.tensors and not other else "other"
 
 
 def _weigh(file: GGUFFile) -> tuple[dict[str, int], int, int]:
@@ -232,6 +240,11 @@ def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
 
 
 def _d2t_range(file: GGUFFile) -> tuple[int, int]:
+    kind = file.tensors["d2t"].type
+    if kind != "I64":
+        raise ModelLoadError(
+            f"{file.path}: d2t has type {kind}, llama.cpp takes I64 only; convert the draft again"
+        )
     ids = file.integers("d2t")
     return (int(ids.min()), int(ids.max())) if ids.size else (0, -1)
 

@@ -7,6 +7,7 @@ from typing import Self
 from llamaspec.errors import ModelLoadError
 from llamaspec.ffi import ffi, lib
 from llamaspec.runtime import backend, log
+from llamaspec.runtime.description import DRAFT_ARCHITECTURE
 from llamaspec.runtime.handle import NativeHandle
 from llamaspec.runtime.vocab import Vocab
 
@@ -37,11 +38,22 @@ class Model(NativeHandle):
             raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {log.reason(lines)}")
         model = cls(ptr, lib.llama_model_free)
         model.path = path
+        model._check_decoder()
         model.vocab = Vocab(model)
         model.n_embd = lib.llama_model_n_embd(ptr)
         model.n_layer = lib.llama_model_n_layer(ptr)
         model.n_ctx_train = lib.llama_model_n_ctx_train(ptr)
         return model
+
+    def _check_decoder(self) -> None:
+        # llama.cpp ends the process where a decoder's encoder has not run; a draft's is the `fc`
+        if self._meta("general.architecture") == DRAFT_ARCHITECTURE:
+            return
+        if lib.llama_model_has_encoder(self.ptr) or not lib.llama_model_has_decoder(self.ptr):
+            self.close()
+            raise ModelLoadError(
+                f"{self.path.name}: has an encoder, llamaspec runs models of a decoder alone"
+            )
 
     @property
     def description(self) -> str:

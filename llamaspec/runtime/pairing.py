@@ -7,7 +7,6 @@ does not publish them or a layer does not exist; what two headers tell is settle
 import math
 from collections.abc import Iterator
 
-from llamaspec.options import Head
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
 
 # Targets whose graph publishes the input of every layer at the pinned llama.cpp commit. Not here
@@ -41,13 +40,18 @@ LAYER_INPUT_ARCHITECTURES = frozenset(
 )
 # Of these, the ones that also publish the output of the last layer (a tap equal to n_layer).
 FINAL_INPUT_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
-# Of these, the ones with recurrent state that llama.cpp cannot roll back to a snapshot.
-NO_ROLLBACK_ARCHITECTURES = frozenset({"minimax-01", "qwen3next"})
+# Targets with recurrent state, alone or beside attention: from it llamaspec cannot drop rejected
+# tokens yet. A test derives the list from the sources too.
+_RECURRENT = """
+arwkv7 bailingmoe3 deepseek4 falcon-h1 glm5-next granitehybrid jamba kimi-k3 kimi-linear lfm2
+lfm2moe mamba mamba2 minimax-01 nemotron_h nemotron_h_moe plamo2 qwen35 qwen35moe qwen3next
+qwen4exp rwkv6 rwkv6qwen2 rwkv7
+"""
+RECURRENT_ARCHITECTURES = frozenset(_RECURRENT.split())
+_ENCODER_DECODERS = frozenset({"t5"})
 
 
-def pair_problems(
-    target: FileDescription, draft: FileDescription, *, head: Head = "graph"
-) -> list[str]:
+def pair_problems(target: FileDescription, draft: FileDescription) -> list[str]:
     """Every reason why two described files cannot run together; [] when they fit."""
     kinds = [*target_problems(target), *draft_problems(draft)]
     if kinds or draft.draft is None:
@@ -56,7 +60,7 @@ def pair_problems(
         *_tap_problems(target, draft.draft),
         *_width_problems(target, draft, draft.draft),
         *_vocabulary_problems(target, draft, draft.draft),
-        *_head_problems(draft, draft.draft, head),
+        *_head_problems(draft, draft.draft),
     ]
 
 
@@ -94,8 +98,16 @@ def target_problems(target: FileDescription) -> Iterator[str]:
             f"{target.draft.target_vocabulary} tokens, not standalone; "
             "give it as the draft and that target as the model"
         )
+    elif target.architecture in _ENCODER_DECODERS:
+        yield (
+            f"{target.path}: is a {target.architecture} model, an encoder with a decoder, "
+            "which llamaspec does not run"
+        )
     elif target.kind != "target":
-        yield f"{target.path}: is a {target.architecture} file, not a model that generates text"
+        yield (
+            f"{target.path}: is a {target.architecture} file, not a model that generates text "
+            "token by token"
+        )
 
 
 def draft_problems(draft: FileDescription) -> Iterator[str]:
@@ -111,15 +123,15 @@ def draft_problems(draft: FileDescription) -> Iterator[str]:
 def _tap_problems(target: FileDescription, detail: DraftDescription) -> Iterator[str]:
     arch = target.architecture
     if arch not in LAYER_INPUT_ARCHITECTURES:
-        able = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES))
+        able = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES - RECURRENT_ARCHITECTURES))
         yield (
             f"{target.path.name}: architecture {arch} does not publish its layer inputs in this "
             f"llama.cpp, so no draft can read them; these do: {able}"
         )
-    elif arch in NO_ROLLBACK_ARCHITECTURES:
+    if arch in RECURRENT_ARCHITECTURES:
         yield (
-            f"{target.path.name}: architecture {arch} keeps recurrent state that llama.cpp cannot "
-            "roll back after a rejected token; run it without a draft"
+            f"{target.path.name}: architecture {arch} keeps recurrent state, from which rejected "
+            "tokens cannot be dropped yet; run it without a draft"
         )
     last = target.n_layer - (arch not in FINAL_INPUT_ARCHITECTURES)
     bad = [tap for tap in detail.taps if not 0 <= tap <= last]
@@ -182,16 +194,15 @@ def _vocabulary_problems(
         )
 
 
-def _head_problems(draft: FileDescription, detail: DraftDescription, head: Head) -> Iterator[str]:
+def _head_problems(draft: FileDescription, detail: DraftDescription) -> Iterator[str]:
     if detail.proposals < 1:
         yield f"the draft's block of {detail.block_size} slots ({detail.layout}) proposes nothing"
     if detail.head == "selector":
         yield "the draft has a DFlash2 selector head, which llamaspec does not run yet"
-    if detail.head in ("gated", "rnn") and head != "python":
-        yield (
-            f"the draft has a {detail.head} Markov head and the graph only runs vanilla ones; "
-            'use head="python"'
-        )
+    if detail.head in ("gated", "rnn"):
+        yield f"the draft has a {detail.head} Markov head: not supported yet, only vanilla ones are"
+    if detail.head == "none" and detail.has_confidence_head:
+        yield "the draft has a confidence head (conf_proj) and no Markov head; convert it again"
     if detail.head in ("none", "selector"):
         return
     rank = detail.markov_rank

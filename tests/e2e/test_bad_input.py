@@ -24,10 +24,12 @@ from llamaspec.errors import (
     ModelLoadError,
     OptionError,
 )
-from llamaspec.runtime.pairing import LAYER_INPUT_ARCHITECTURES
+from llamaspec.options import Head
+from llamaspec.runtime.model import Model
+from llamaspec.runtime.pairing import LAYER_INPUT_ARCHITECTURES, RECURRENT_ARCHITECTURES
 from llamaspec.session import Session, load
 from tests.e2e.terminal import llamaspec, refusal, together
-from tests.miniature import write_target
+from tests.miniature import VOCABULARY, WIDTH, ramp, write_gguf, write_target
 from tests.rewrite import As, rewrite, tensor
 
 pytestmark = pytest.mark.native
@@ -137,6 +139,48 @@ def silent_architecture(out: Path) -> Path:
     return write_target(out, arch="gemma3")
 
 
+def encoding(arch: str) -> Build:
+    """A model with an encoder that llama.cpp loads: T5, or T5's encoder alone."""
+    square, layer = ramp(WIDTH, WIDTH), ("attn_q", "attn_k", "attn_v", "attn_o", "ffn_up")
+    weights = {"token_embd": ramp(VOCABULARY, WIDTH)}
+    for part in ("enc", "dec")[: 2 if arch == "t5" else 1]:
+        own = [*layer, *(f"cross_{name}" for name in layer[:4])] if part == "dec" else [*layer]
+        weights |= {f"{part}.blk.0.{name}": square for name in (*own, "ffn_down")}
+        norms = ("attn_norm", "ffn_norm", *(["cross_attn_norm"] * (part == "dec")))
+        weights |= {f"{part}.blk.0.{name}": ramp(WIDTH) for name in norms}
+        weights |= {f"{part}.output_norm": ramp(WIDTH), f"{part}.blk.0.attn_rel_b": ramp(32, 2)}
+    metadata = {
+        f"{arch}.block_count": 1,
+        f"{arch}.embedding_length": WIDTH,
+        f"{arch}.context_length": 128,
+        f"{arch}.feed_forward_length": WIDTH,
+        f"{arch}.attention.head_count": 2,
+        f"{arch}.attention.relative_buckets_count": 32,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*"Writea", *(f"t{i}" for i in range(VOCABULARY - 6))],
+        "tokenizer.ggml.merges": ["W r"],
+        "tokenizer.ggml.eos_token_id": 5,
+    }
+    named = {f"{name}.weight": weight for name, weight in weights.items()}
+    return lambda out: write_gguf(out, arch, metadata, named)
+
+
+def recurrent(out: Path) -> Path:
+    return write_target(out, arch="lfm2")
+
+
+def reduced(kind: type) -> Build:
+    """The draft with a head over half the vocabulary, its d2t of another type than llama.cpp's."""
+    parts = {
+        "d2t": np.arange(2048, dtype=kind),
+        "markov_w2.weight": zeros(2048, 64),
+        "output.weight": zeros(2048, 256),
+    }
+    return lambda out: rewrite(DRAFT, out, {}, parts)
+
+
 BAD_TARGETS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "missing": (absent, ("there is no such file",)),
     "empty": (containing(b""), ("is empty",)),
@@ -186,6 +230,12 @@ BAD_TARGETS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "one-token-twice": (changed(TARGET, {"tokenizer.ggml.tokens": ["a"] * 4096}), ("both 'a'",)),
     "a-million-layers": (changed(TARGET, {"qwen3.block_count": 10**6}), ("1000000 layers",)),
     "experts": (changed(TARGET, {"qwen3.expert_count": 8}), ("8 experts",)),
+    "encoder-decoder": (encoding("t5"), ("t5 model, an encoder with a decoder",)),
+    "encoder": (encoding("t5encoder"), ("t5encoder file, not a model that generates text",)),
+    "not-causal": (
+        changed(TARGET, {"qwen3.attention.causal": False}),
+        ("not a model that generates text",),
+    ),
 }
 
 BAD_PAIRS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
@@ -212,7 +262,27 @@ BAD_PAIRS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
     "silent-architecture": (
         silent_architecture,
         lambda _: DRAFT,
-        ("gemma3 does not publish its layer inputs", *sorted(LAYER_INPUT_ARCHITECTURES)),
+        (
+            "gemma3 does not publish its layer inputs",
+            *sorted(LAYER_INPUT_ARCHITECTURES - RECURRENT_ARCHITECTURES),
+        ),
+    ),
+    "recurrent-state": (recurrent, lambda _: DRAFT, ("lfm2 keeps recurrent state",)),
+    "d2t-of-32-bits": (lambda _: TARGET, reduced(np.int32), ("d2t has type I32", "takes I64")),
+    "gated-head": (
+        lambda _: TARGET,
+        changed(DRAFT, markov_gate=zeros(64, 320)),
+        ("gated Markov head: not supported yet",),
+    ),
+    "confidence-of-the-row-alone": (
+        lambda _: TARGET,
+        changed(DRAFT, conf_proj=zeros(1, 256)),
+        ("(1, 256)", "(1, 320)"),
+    ),
+    "confidence-without-markov": (
+        lambda _: TARGET,
+        changed(DRAFT, markov_w1=None, markov_w2=None),
+        ("confidence head (conf_proj) and no Markov head",),
     ),
     "no-mask-token": (
         lambda _: TARGET,
@@ -283,6 +353,23 @@ def test_a_bad_pair_is_refused(name: str, bad_pairs: dict[str, Refused]) -> None
     assert line == str(refused.value)
     for word in BAD_PAIRS[name][2]:
         assert word in line
+
+
+@pytest.mark.parametrize("arch", ["t5", "t5encoder"])
+def test_an_encoder_that_no_check_knows_is_refused_when_loaded(tmp_path: Path, arch: str) -> None:
+    path = encoding(arch)(tmp_path / "t.gguf")
+    with pytest.raises(ModelLoadError, match=r"t\.gguf: has an encoder"):
+        Model.load(path, n_gpu_layers=0)
+
+
+def test_recurrent_state_that_no_check_knows_is_refused_when_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Model, "can_roll_back", False)
+    with pytest.raises(IncompatibleDraftError, match="keeps recurrent state"):
+        load(TARGET, DRAFT, threads=1)
+    with load(TARGET, threads=1, context=64) as session:
+        assert len(session.generate(PROMPT, max_tokens=2).token_ids) == 2
 
 
 @pytest.mark.parametrize("source", [TARGET, DRAFT], ids=["target", "draft"])
@@ -573,7 +660,7 @@ def test_a_target_of_nan_neither_hangs_nor_crashes(nan_target: Path, temperature
 
 
 @pytest.mark.parametrize("head", ["graph", "python"])
-def test_a_draft_of_nan_leaves_the_text_alone(nan_draft: Path, head: str) -> None:
+def test_a_draft_of_nan_leaves_the_text_alone(nan_draft: Path, head: Head) -> None:
     with load(TARGET, nan_draft, threads=1, context=256, head=head) as session:
         done = session.generate(PROMPT, max_tokens=20)
         assert done.token_ids == session.generate(PROMPT, max_tokens=20, draft_max=0).token_ids

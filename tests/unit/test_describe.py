@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError
+from llamaspec.options import Head
 from llamaspec.runtime.describe import (
     FINAL_INPUT_ARCHITECTURES,
     LAYER_INPUT_ARCHITECTURES,
-    NO_ROLLBACK_ARCHITECTURES,
+    RECURRENT_ARCHITECTURES,
     check_pair,
     check_target,
     describe,
@@ -19,6 +20,7 @@ from llamaspec.runtime.describe import (
     pair_notes,
     pair_problems,
 )
+from llamaspec.runtime.description import OTHER_ARCHITECTURES
 from tests.miniature import RANK, VOCABULARY, WIDTH, ramp, write_draft, write_gguf, write_target
 
 
@@ -126,6 +128,7 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {"t:markov_w2.weight": ramp(64, 7)}, ["markov_w2", "(64, 7)", "(64, 8)"]),
     ({}, {"t:markov_w2.weight": None}, ["markov_w2", "()", "(64, 8)"]),
     ({}, {"t:conf_proj.weight": ramp(1, 33)}, ["conf_proj", "(1, 33)", "(1, 40)"]),
+    ({}, {"t:markov_w1.weight": None, "t:markov_w2.weight": None}, ["conf_proj", "no Markov"]),
     ({}, {"t:fc.weight": None}, ["width 0", "64"]),
     ({}, {f"t:{name}": tensor for name, tensor in SELECTOR.items()}, ["DFlash2 selector"]),
 ]
@@ -155,6 +158,9 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
     parts = {"d2t": ids, "markov_w2.weight": ramp(16, RANK), "output.weight": ramp(16, WIDTH)}
     path = tmp_path / "draft.gguf"
     assert fits(target, write_draft(path, {}, parts)) == []
+    for kind in (np.int8, np.int16, np.int32, np.float32):
+        with pytest.raises(ModelLoadError, match=r"d2t has type [FI]\d+, llama.cpp takes I64"):
+            describe(write_draft(path, {}, parts | {"d2t": ids.astype(kind)}))
     (problem,) = fits(target, write_draft(path, {}, parts | {"d2t": ids + 4}))
     assert "4 to 64" in problem
     (problem,) = fits(target, write_draft(path, {}, parts | {"output.weight": None}))
@@ -164,15 +170,16 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "tensor"), [("gated", "markov_gate"), ("rnn", "markov_joint")])
-def test_heads_that_only_python_runs(tmp_path: Path, kind: str, tensor: str) -> None:
+def test_heads_that_nothing_runs_yet(tmp_path: Path, kind: str, tensor: str) -> None:
     target = describe(write_target(tmp_path / "target.gguf"))
     extra = {f"{tensor}.weight": ramp(RANK, WIDTH + RANK)}
     draft = describe(write_draft(tmp_path / "draft.gguf", {}, extra))
     assert draft.draft is not None
     assert draft.draft.head == kind
-    check_pair(target, draft, head="python")
-    with pytest.raises(IncompatibleDraftError, match=f"{kind} Markov head.*python"):
-        check_pair(target, draft)
+    heads: tuple[Head, ...] = ("graph", "python")
+    for head in heads:
+        with pytest.raises(IncompatibleDraftError, match=f"{kind} Markov head: not supported yet"):
+            check_pair(target, draft, head=head)
     path = write_draft(tmp_path / "odd.gguf", {"dflash.markov_head_type": kind})
     with pytest.raises(ModelLoadError, match=f"'{kind}'.*vanilla"):
         describe(path)
@@ -183,12 +190,38 @@ def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
     (problem,) = fits(write_target(tmp_path / "t.gguf", arch="gemma3"), draft)
     assert "gemma3" in problem
     assert "qwen3moe" in problem
-    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="qwen3next"), draft)
-    assert "recurrent" in problem
+    assert "lfm2" not in problem
     last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [1, 4]})
     assert fits(write_target(tmp_path / "t.gguf", arch="mimo2"), last) == []
     (problem,) = fits(write_target(tmp_path / "t.gguf", arch="llama"), last)
     assert "[4]" in problem
+
+
+@pytest.mark.parametrize("arch", sorted(RECURRENT_ARCHITECTURES))
+def test_recurrent_state_is_a_reason(tmp_path: Path, arch: str) -> None:
+    target = describe(write_target(tmp_path / "t.gguf", arch=arch))
+    draft = describe(write_draft(tmp_path / "draft.gguf"))
+    problems = pair_problems(target, draft)
+    assert [f"{arch} keeps recurrent state" in problem for problem in problems][-1]
+    assert len(problems) == 1 + (arch not in LAYER_INPUT_ARCHITECTURES)
+    with pytest.raises(IncompatibleDraftError, match=re.escape(problems[0])):
+        check_pair(target, draft)
+    check_target(target)
+
+
+@pytest.mark.parametrize("arch", sorted(OTHER_ARCHITECTURES))
+def test_architectures_that_do_not_continue_text(tmp_path: Path, arch: str) -> None:
+    found = describe(write_target(tmp_path / "t.gguf", arch=arch))
+    assert found.kind == "other"
+    words = "an encoder with a decoder" if arch == "t5" else "not a model that generates text"
+    with pytest.raises(ModelLoadError, match=f"is a {arch} .*{words}"):
+        check_target(found)
+
+
+def test_attention_that_is_not_causal(tmp_path: Path) -> None:
+    for causal in (True, False):
+        path = write_target(tmp_path / "t.gguf", {"qwen3.attention.causal": causal})
+        assert describe(path).kind == ("target" if causal else "other")
 
 
 MIXTURE = {"qwen3.expert_count": 8, "qwen3.expert_used_count": 2}
@@ -263,8 +296,10 @@ def test_files_without_weights_or_text(tmp_path: Path) -> None:
     ]
 
 
-def publishing_classes(models: Path, needle: str) -> set[str]:
-    """Model classes whose graph, their own or another's that they name, contains a text."""
+def publishing_classes(models: Path, needle: str, *, inherited: bool = False) -> set[str]:
+    """Model classes whose graph, their own, another's that they name or their base's, contains a
+    text.
+    """
     owners = set()
     for path in models.glob("*.cpp"):
         source = path.read_text()
@@ -276,6 +311,12 @@ def publishing_classes(models: Path, needle: str) -> set[str]:
         for block in blocks
         if (match := re.match(r"\w+", block))
     }
+    if inherited:
+        for block in blocks:
+            if "graph(" not in block and (
+                match := re.match(r"(\w+) : public llama_model_(\w+)", block)
+            ):
+                aliases[match[1]].append(match[2])
     return owners | {name for name, used in aliases.items() if owners & set(used)}
 
 
@@ -293,13 +334,29 @@ def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     assert publishing - {"qwen4exp", "llama-embed"} == LAYER_INPUT_ARCHITECTURES
     final = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
     assert final == FINAL_INPUT_ARCHITECTURES
-    source = (llama_cpp_tree / "src" / "llama-arch.cpp").read_text()
-    names = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", source))
+    recurrent = listed(llama_cpp_tree, "arch", "bool llm_arch_is_recurrent(", "return true")
+    hybrid = listed(llama_cpp_tree, "arch", "bool llm_arch_is_hybrid(", "return true")
+    assert recurrent | hybrid == RECURRENT_ARCHITECTURES
 
-    def listed(function: str) -> set[str]:
-        body = source.split(f"bool llm_arch_{function}(")[1].split("return true")[0]
-        return {names[enum] for enum in re.findall(r"case (LLM_ARCH_\w+):", body)}
 
-    keeping = listed("is_hybrid") | listed("is_recurrent")
-    lost = (keeping & LAYER_INPUT_ARCHITECTURES) - listed("supports_rs_rollback")
-    assert lost == NO_ROLLBACK_ARCHITECTURES
+def listed(tree: Path, part: str, after: str, before: str) -> set[str]:
+    """The architectures that a switch names between two texts."""
+    names = dict(
+        re.findall(
+            r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", (tree / "src" / "llama-arch.cpp").read_text()
+        )
+    )
+    body = (tree / "src" / f"llama-{part}.cpp").read_text().split(after)[1].split(before)[0]
+    return {names[enum] for enum in re.findall(r"case (LLM_ARCH_\w+):", body)}
+
+
+def test_what_does_not_continue_text_is_told_from_the_sources(llama_cpp_tree: Path) -> None:
+    speaking = publishing_classes(llama_cpp_tree / "src" / "models", "t_logits", inherited=True)
+    case = r"case LLM_ARCH_\w+:\s+return new llama_model_(\w+)\("
+    every = set(re.findall(case, (llama_cpp_tree / "src" / "llama-model.cpp").read_text()))
+    silent = architectures(llama_cpp_tree, every - speaking)
+    encoding = listed(llama_cpp_tree, "model", "bool llama_model_has_encoder(", "return true")
+    forgetful = listed(llama_cpp_tree, "model", "::create_memory(", "res = nullptr")
+    # and one whose base has logits, one that needs another context than ours
+    others = {"llama-embed", "gemma4-assistant"}
+    assert silent | encoding - {"dflash"} | forgetful | others == OTHER_ARCHITECTURES

@@ -1,9 +1,11 @@
 """`llamaspec inspect`: the table, the JSON, the verdict and the exit codes."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -92,10 +94,51 @@ def test_every_reason_why_not(target: Path, tmp_path: Path) -> None:
     assert "not standalone" in run(misfit, misfit, code=1)
 
 
-def test_a_head_that_python_runs(target: Path, tmp_path: Path) -> None:
+def test_a_head_that_nothing_runs_yet(target: Path, tmp_path: Path) -> None:
     extra = {"markov_gate.weight": ramp(RANK, WIDTH + RANK)}
     gated = write_draft(tmp_path / "gated.gguf", {}, extra)
-    assert 'note: with head="python" they fit' in run(target, gated, code=1)
+    shown = run(target, gated, code=1)
+    assert "gated Markov head: not supported yet" in shown
+    assert "python" not in shown
+
+
+def test_a_recurrent_target(draft: Path, tmp_path: Path) -> None:
+    for arch in ("lfm2", "qwen35", "nemotron_h", "mamba"):
+        shown = run(write_target(tmp_path / "t.gguf", arch=arch), draft, code=1)
+        assert "keeps recurrent state" in shown
+
+
+def test_a_d2t_of_another_type(target: Path, tmp_path: Path) -> None:
+    path = write_draft(tmp_path / "d.gguf", {}, {"d2t": np.arange(16, dtype=np.int32)})
+    for files in ((path,), (target, path)):
+        assert "d2t has type I32, llama.cpp takes I64" in run(*files, code=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (MemoryError("no batch of 512 rows"), "there is not enough memory (no batch of 512 rows)"),
+        (OSError(errno.EIO, "Input/output error", "x.gguf"), "Input/output error: 'x.gguf'"),
+        (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "[Errno 32] Broken pipe"),
+        (TimeoutError(), "TimeoutError"),
+        (OSError("two\nlines"), "two lines"),
+    ],
+    ids=repr,
+)
+def test_what_fails_beside_the_output(
+    monkeypatch: pytest.MonkeyPatch, target: Path, error: BaseException, words: str
+) -> None:
+    def fail(path: object) -> None:
+        raise error
+
+    monkeypatch.setattr("llamaspec.runtime.describe.describe", fail)
+    line = run(target, code=2)
+    assert words in line
+    assert "output cannot" not in line
+    assert line.startswith("llamaspec: ")
+    assert line.count("\n") == 1
 
 
 def test_what_cannot_be_read(target: Path, tmp_path: Path) -> None:
