@@ -1,9 +1,11 @@
 """llama.cpp's global state and the devices that it finds. Nothing happens at import."""
 
+import ctypes
 import threading
 from dataclasses import dataclass
 
-from llamaspec.ffi import LIBRARY_DIR, ffi, lib
+from llamaspec.errors import LlamaSpecError
+from llamaspec.ffi import LIBRARY_DIR, REBUILD, ffi, lib
 from llamaspec.runtime import log
 
 _lock = threading.Lock()
@@ -28,9 +30,21 @@ def initialise() -> None:
         log.install()
         if not _ready:
             lib.llama_backend_init()
-            lib.ls_load_backends(str(LIBRARY_DIR).encode())
+            if lib.ls_load_backends(str(LIBRARY_DIR).encode()) < 1:
+                raise LlamaSpecError(f"no backend can be loaded: {_why()}; {REBUILD}")
             _ready = True
     log.drain()
+
+
+def _why() -> str:
+    # ggml passes over what it cannot load without a word; the dynamic linker knows the reason
+    reasons = []
+    for path in sorted(LIBRARY_DIR.glob("*ggml-cpu*")):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            reasons.append(str(error))
+    return "; ".join(reasons) or f"there is none for this processor in {LIBRARY_DIR}"
 
 
 def devices() -> list[Device]:
