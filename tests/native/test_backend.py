@@ -21,7 +21,7 @@ def test_a_package_without_a_backend_names_the_reason(tmp_path: Path, broken: st
         if broken == "missing":
             backend.unlink()
         else:
-            backend.write_bytes(b"not a library")
+            backend.write_bytes(b"not a library" * 1000)
     code = "from llamaspec.runtime import backend; backend.initialise()"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
