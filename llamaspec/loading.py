@@ -67,7 +67,7 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     draft_file = None
     if draft is not None:
         draft_file = describe(draft)
-        check_pair(target_file, draft_file, head=options.head)
+        check_pair(target_file, draft_file)
     model = Model.load(target, n_gpu_layers=options.n_gpu_layers)
     draft_model = None
     try:

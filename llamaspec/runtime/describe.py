@@ -3,7 +3,6 @@
 from os import PathLike
 
 from llamaspec.errors import IncompatibleDraftError, LlamaSpecError, ModelLoadError
-from llamaspec.options import Head
 from llamaspec.runtime.description import DraftDescription, FileDescription, read_description
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.pairing import (
@@ -47,13 +46,12 @@ def check_target(target: FileDescription) -> None:
         raise ModelLoadError(problem)
 
 
-def check_pair(target: FileDescription, draft: FileDescription, *, head: Head = "graph") -> None:
+def check_pair(target: FileDescription, draft: FileDescription) -> None:
     """Raise unless the draft can speculate for the target.
 
     Args:
         target: the model.
         draft: the block draft.
-        head: where the Markov head runs; both places take the same drafts.
 
     Raises:
         ModelLoadError: one of the two is not of its kind.

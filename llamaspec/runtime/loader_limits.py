@@ -41,9 +41,22 @@ def check_loader_limits(file: GGUFFile, keys: Keys) -> None:
         epsilon = keys.number(key)
         if not epsilon >= 0:  # nor is a NaN
             raise ModelLoadError(f"{path}: {key} is {epsilon}, it must be at least 0")
+    if arch == "dflash":
+        _check_draft(path, keys)
     if experts > 1 or arch not in _DENSE_IF_ONE_EXPERT:
         _check_experts(path, keys, arch, experts)
     _check_tokens(file)
+
+
+def _check_draft(path: Path, keys: Keys) -> None:
+    key = keys.integer("dflash.attention.key_length")
+    value = keys.integer("dflash.attention.value_length", key)
+    if key and value != key:
+        raise ModelLoadError(f"{path}: keys of width {key} but values of {value} in a draft")
+    if keys.integer("dflash.hyper_connection.count") > 0:
+        for name in ("attention.output_group_count", "attention.sliding_window"):
+            if keys.integer(f"dflash.{name}") <= 0:
+                raise ModelLoadError(f"{path}: dflash.{name} is missing or zero")
 
 
 def _check_experts(path: Path, keys: Keys, arch: str, experts: int) -> None:

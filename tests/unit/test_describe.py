@@ -360,3 +360,25 @@ def test_what_does_not_continue_text_is_told_from_the_sources(llama_cpp_tree: Pa
     # and one whose base has logits, one that needs another context than ours
     others = {"llama-embed", "gemma4-assistant"}
     assert silent | encoding - {"dflash"} | forgetful | others == OTHER_ARCHITECTURES
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        (
+            {"dflash.attention.key_length": 8, "dflash.attention.value_length": 16},
+            "keys of width 8 but values of 16",
+        ),
+        ({"dflash.hyper_connection.count": 4}, "attention.output_group_count is missing or zero"),
+        (
+            {"dflash.hyper_connection.count": 4, "dflash.attention.output_group_count": 2},
+            "attention.sliding_window is missing or zero",
+        ),
+    ],
+)
+def test_drafts_that_llama_cpp_asserts_on(
+    tmp_path: Path, metadata: dict[str, int], said: str
+) -> None:
+    draft = write_draft(tmp_path / "draft.gguf", metadata)
+    with pytest.raises(ModelLoadError, match=said):
+        describe(draft)
