@@ -365,7 +365,8 @@ def test_ctrl_c_anywhere_leaves_the_session_usable(
     after: bool,
 ) -> None:
     expected = outcome(session.generate(CODE, max_tokens=30))
-    for call in (1, 2, 5):
+    # a draft is truncated where a sequence begins and ends, the rest happens in every round
+    for call in (1, 2) if (kind, name) == (DraftContext, "truncate") else (1, 2, 5):
         interrupter = Interrupter(call, after=after, error=KeyboardInterrupt())
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, interrupter.around(getattr(kind, name)))
