@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PROMPT ?= Write a Python function named compute_train that computes the factorial of count.
+PROMPT ?= Write a Python function that computes the factorial of count.
 
 .DEFAULT_GOAL := test
 .PHONY: demo test lint build clean

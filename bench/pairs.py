@@ -23,6 +23,7 @@ from llamaspec import Completion, Session, load
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.options import LoadOptions
 
+_PROMPTS_HELP = 'JSON lines of {"category", "prompt"}; absent: four of coding and mathematics.'
 PROMPTS = (
     ("math", "A yard is 12 meters long and 4 meters wide. What is its area?"),
     ("math", "Elena has 56 oranges. Ivan gives Elena 20 more oranges. How many does she have now?"),
@@ -116,17 +117,19 @@ def read_prompts(file: Path | None, per_category: int, skip: int) -> list[tuple[
 
 
 def main(
-    model: Annotated[str | None, typer.Option("-m")] = None,
-    draft: Annotated[str | None, typer.Option("-d")] = None,
-    prompts: Annotated[Path | None, typer.Option("--prompts")] = None,
-    per_category: Annotated[int, typer.Option("--per-category")] = 4,
-    skip: Annotated[int, typer.Option("--skip")] = 8,
-    repeats: Annotated[int, typer.Option("--repeats")] = 3,
-    max_tokens: Annotated[int, typer.Option("-n")] = 96,
-    threads: Annotated[int, typer.Option("-t")] = 0,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    model: Annotated[
+        str | None, typer.Option("-m", help="Target GGUF; absent: the bundled pair.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option("-d", help="Its draft GGUF.")] = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help=_PROMPTS_HELP)] = None,
+    per_category: Annotated[int, typer.Option("--per-category", help="Prompts of each.")] = 4,
+    skip: Annotated[int, typer.Option("--skip", help="Leave out the first of each.")] = 8,
+    repeats: Annotated[int, typer.Option("--repeats", help="Runs of every prompt.")] = 3,
+    max_tokens: Annotated[int, typer.Option("-n", help="Most tokens.")] = 96,
+    threads: Annotated[int, typer.Option("-t", help="0: physical cores.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print samples as JSON.")] = False,
 ) -> None:
-    """Measure one pair."""
+    """Measure a pair against plain decoding, in alternating runs."""
     chosen = read_prompts(prompts, per_category, skip)
     options = LoadOptions(threads=threads)
     with load(model, draft, options=options) as session:

@@ -1,5 +1,6 @@
 """Model references: a path on this machine, or hf://owner/repo/file.gguf on the Hub."""
 
+import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,10 @@ def _download(repo: str, name: str, revision: str | None, reference: str) -> Pat
     except errors.RevisionNotFoundError:
         problem = f"{repo} has no revision {revision or 'main'}"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        problem = "the Hub cannot be reached (or HF_HUB_OFFLINE is set) and the file is not cached"
+        problem = (
+            "the Hub cannot be reached (or HF_HUB_OFFLINE is set) and the file is not cached; "
+            "check the network, or give the path of a file"
+        )
     except errors.EntryNotFoundError:
         problem = f"{where} has no file {name}"
     except errors.HFValidationError as error:
@@ -84,9 +88,13 @@ def _quiet_unless_terminal() -> Iterator[None]:
     silence = not sys.stderr.isatty() and not are_progress_bars_disabled()
     if silence:
         disable_progress_bars()
+    # it tells of every retry, and our one line says how it ended
+    told, level = logging.getLogger("huggingface_hub"), logging.getLogger("huggingface_hub").level
+    told.setLevel(logging.ERROR)
     try:
         yield
     finally:
+        told.setLevel(level)
         if silence:
             enable_progress_bars()
 

@@ -62,6 +62,9 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
             options.threads,
             options.n_threads,
         )
+    asks_gpu = max(options.n_gpu_layers, options.n_gpu_layers_draft) > 0
+    if asks_gpu and not any(d.kind in ("gpu", "igpu") for d in backend.devices()):
+        logger.warning("layers were asked on the GPU but none answers: see llamaspec doctor")
     target_file = describe(target)
     check_target(target_file)
     draft_file = None
@@ -107,7 +110,7 @@ def _context_length(model: Model, options: LoadOptions) -> int:
     _check_memory(model, _padded(options.sequences * n_ctx), options.cache_type)
     if n_ctx > trained:
         logger.warning(
-            "context %d is beyond the %d positions that %s was trained for",
+            "context %d is beyond the %d positions that %s was trained for; its text may degrade",
             n_ctx,
             trained,
             model.path.name,

@@ -20,8 +20,6 @@ MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
 """llama.cpp's own limit."""
 MAX_BATCH = 2**16
-BLOCK = -1
-"""draft_max: as many proposals as the draft's block holds."""
 
 
 def usable_processors() -> int:
@@ -115,11 +113,12 @@ class GenerateOptions:
     temperature: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    draft_max: int = BLOCK
+    draft_max: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
-        _whole("draft_max", self.draft_max, BLOCK)
+        if self.draft_max is not None:
+            _whole("draft_max", self.draft_max, 0)
         if self.seed is not None:
             _whole("seed", self.seed, 0, 2**32 - 1)
         number = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)

@@ -20,7 +20,6 @@ from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import (
-    BLOCK,
     DEFAULT_MAX_TOKENS,
     CacheType,
     FlashAttention,
@@ -84,11 +83,11 @@ class Session:
         """Complete a prompt.
 
         Args:
-            prompt: text, token ids, or chat messages ({"role": ..., "content": ...}) for the
-            model's template.
+            prompt: chat messages ({"role": ..., "content": ...}) for the model's template; or text
+                or token ids, used as they are.
             max_tokens: most tokens to generate; the end of the context ends the text too.
             temperature: 0 for greedy decoding. The same seed gives the same text with and
-            without a draft.
+                without a draft.
             seed: of the draws, 0 to 2^32 - 1; None takes a fresh one.
             stop: one or more texts that end the completion.
             draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
@@ -221,13 +220,15 @@ class Session:
             self._runs.append(run)
             return run
 
-    def _draft_max(self, asked: int) -> int:
+    def _draft_max(self, asked: int | None) -> int:
         limit = self.draft_limit
+        if asked is None:
+            return limit
         if asked > limit > 0:
             logger.warning(
                 "draft_max %d is more than the draft's block gives; using %d", asked, limit
             )
-        return limit if asked == BLOCK else min(asked, limit)
+        return min(asked, limit)
 
     def _fitting_prompt(self, prompt: Prompt) -> IntArray:
         ids = self.tokenize(prompt)
@@ -236,7 +237,7 @@ class Session:
         if len(ids) >= self.n_ctx:
             raise ContextFullError(
                 f"the prompt has {len(ids)} tokens but the context {self.n_ctx}, and at least one "
-                "must stay free; shorten the prompt or load with a larger context"
+                "must stay free; shorten the prompt or load with a larger context (-c)"
             )
         return ids
 
@@ -256,7 +257,8 @@ class Session:
             ids = np.empty((0, 0))
         if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
             raise OptionError(
-                "the prompt is none of: text, a flat list of token ids, a list of chat messages"
+                f"the prompt is a {type(prompt).__name__} and none of: text, a flat list of token "
+                "ids, a list of chat messages"
             )
         size = self._pair.model.vocab.size
         if ids.size and not (ids.min() >= 0 and ids.max() < size):
@@ -347,7 +349,7 @@ def _options(
         temperature=temperature,
         seed=seed,
         stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,),  # type: ignore[arg-type]
-        draft_max=BLOCK if draft_max is None else draft_max,
+        draft_max=draft_max,
     )
 
 

@@ -21,7 +21,10 @@ def doctor(
         bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log too.")
     ] = False,
 ) -> None:
-    """Say what this machine and this build can do, and decode a little to prove it."""
+    """Say what this machine and build can do.
+
+    Decodes a little to prove it.
+    """
     show_log(verbose)
     with guarded():
         report = {**_build(), "devices": _devices(), "notes": _notes(), "check": _check()}

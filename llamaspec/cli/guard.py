@@ -66,9 +66,13 @@ def accept_any_text() -> None:
 
 def show_log(verbose: bool) -> None:
     """Warnings go to stderr; with verbose also what llama.cpp says."""
-    logging.basicConfig(format="llamaspec: %(message)s", level=logging.WARNING)
-    if verbose:
-        logging.getLogger("llamaspec").setLevel(logging.DEBUG)
-    else:
-        # what llama.cpp says of a failure is in the error's own line
-        logging.getLogger("llamaspec.native").setLevel(logging.ERROR)
+    logger = logging.getLogger("llamaspec")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("llamaspec: %(message)s"))
+        logger.addHandler(handler)
+        # other libraries' loggers have handlers of their own
+        logger.propagate = False
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    # what llama.cpp says of a failure is in the error's own line
+    logging.getLogger("llamaspec.native").setLevel(logging.DEBUG if verbose else logging.ERROR)

@@ -23,7 +23,9 @@ def inspect(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what a GGUF file is; with two files also whether they fit, and every reason if not.
+    """Say what a GGUF is, or whether two fit.
+
+    With two files also every reason if they do not.
 
     Exit code 0: they fit, or there is one file. 1: they do not fit. 2: a file cannot be read.
     """

@@ -14,7 +14,6 @@ from llamaspec.cli.guard import guarded, show_log
 from llamaspec.errors import OptionError
 from llamaspec.options import (
     ALL_LAYERS,
-    BLOCK,
     DEFAULT_MAX_TOKENS,
     GenerateOptions,
     LoadOptions,
@@ -38,7 +37,8 @@ class _Job:
 
 def run(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; stdin where it is absent.")
+        str | None,
+        typer.Argument(help="The prompt, in quotes; absent: stdin, else the bundled pair's own."),
     ] = None,
     model: Annotated[
         str | None,
@@ -126,9 +126,9 @@ def run(
             temperature=temperature,
             seed=seed,
             stop=tuple(stop or ()),
-            draft_max=0 if plain else BLOCK if draft_max is None else draft_max,
+            draft_max=0 if plain else draft_max,
         )
-        asked = _prompt(prompt, prompt_ids, bundled=model is None)
+        asked = _prompt(prompt, prompt_ids, bundled=model is None, quiet=as_json)
         from llamaspec.session import load
 
         with load(model, draft, options=options) as session:
@@ -138,6 +138,8 @@ def run(
 
 def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> None:
     if compare:
+        if not session.draft_limit:
+            raise OptionError("--compare needs a draft to compare with; give one with -d")
         _warm_up(session, job)
     done = _complete(session, job, show=not as_json)
     other = session.generate(job.prompt, **job.arguments(draft_max=0)) if compare else None
@@ -167,7 +169,7 @@ def _complete(session: "Session", job: _Job, *, show: bool) -> "Completion":
     return session.last
 
 
-def _prompt(text: str | None, ids: Path | None, *, bundled: bool) -> "Prompt":
+def _prompt(text: str | None, ids: Path | None, *, bundled: bool, quiet: bool) -> "Prompt":
     if ids is not None:
         if text is not None:
             raise OptionError("give either a prompt or --prompt-ids, not both")
@@ -179,6 +181,8 @@ def _prompt(text: str | None, ids: Path | None, *, bundled: bool) -> "Prompt":
     if piped := _piped():
         return piped
     if bundled:
+        if not quiet:
+            _say(f'no prompt was given; using the bundled pair\'s: "{demo.PROMPT}"')
         return demo.PROMPT
     raise OptionError("there is no prompt; give one as an argument, with --prompt-ids or on stdin")
 

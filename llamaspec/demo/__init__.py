@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-PROMPT = "Write a Python function named compute_train that computes the factorial of count."
+PROMPT = "Write a Python function that computes the factorial of count."
 
 _HERE = Path(__file__).parent
 

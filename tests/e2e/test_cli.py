@@ -113,6 +113,14 @@ def test_run_without_a_model_is_the_bundled_pair_and_its_prompt(session: Session
     expected = session.generate([{"role": "user", "content": demo.PROMPT}], max_tokens=20)
     assert told(complete("-n", 20)) == result(expected)
     assert expected.stats.tau > 3
+    notice, _ = llamaspec("run", "-t", 1, "-n", 5).stderr.splitlines()
+    assert notice == f'llamaspec: no prompt was given; using the bundled pair\'s: "{demo.PROMPT}"'
+
+
+def test_compare_without_a_draft_is_refused() -> None:
+    done = llamaspec("run", "-t", 1, "--compare", "-m", PAIR[1], QUESTION)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "llamaspec: --compare needs a draft to compare with; give one with -d\n"
 
 
 def test_plain_decodes_without_the_draft(session: Session) -> None:
