@@ -17,6 +17,7 @@ import gguf
 import pytest
 
 from llamaspec import demo
+from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion, Piece
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
@@ -27,7 +28,7 @@ from tests.rewrite import rewrite
 pytestmark = pytest.mark.native
 
 TARGET, DRAFT = demo.target_path(), demo.draft_path()
-CODE: Prompt = [{"role": "user", "content": demo.PROMPT}]
+CODE: Prompt = [{"role": "user", "content": PROMPTS[2][1]}]
 QUESTIONS: list[Prompt] = [
     [{"role": "user", "content": text}]
     for text in (
