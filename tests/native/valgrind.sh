@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs sessions under valgrind and fails on an invalid access that involves our shim or binding.
-# Needs valgrind and a build that it can execute: python build.py --portable (valgrind knows no AVX-512).
+# Needs valgrind and a build that it can execute; it knows no AVX-512: CMAKE_ARGS=-DGGML_NATIVE=OFF python build.py
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
