@@ -195,7 +195,7 @@ class Session:
             # another thread's step may have moved this sequence on already
             if run.taken == len(run.sequence.tokens):
                 # a step moves all sequences on, and all of them wait for it
-                with Clock(self._pair, [active.spent for active in self._runs]):
+                with Clock(self._pair, self._waiting()):
                     self._pair.engine.step()
 
     def _request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
@@ -214,11 +214,15 @@ class Session:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with Clock(self._pair, [spent, *(active.spent for active in self._runs)]):
+            with Clock(self._pair, [spent, *self._waiting()]):
                 sequence = self._pair.engine.admit(request)
             run = Run(sequence, spent, first_token_s=spent.total_s)
             self._runs.append(run)
             return run
+
+    def _waiting(self) -> list[Spent]:
+        # a finished stream that nobody reads on waits for nothing
+        return [run.spent for run in self._runs if run.sequence.finish_reason is None]
 
     def _draft_max(self, asked: int | None) -> int:
         limit = self.draft_limit

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,21 @@ def test_a_step_costs_every_sequence_that_waited_for_it() -> None:
         assert session.last is not None
         assert moved is not None
         assert session.last.stats.verify_s >= 0.9 * moved.stats.verify_s
+
+
+def test_a_finished_sequence_is_not_charged_for_the_others() -> None:
+    with load(threads=1, context=256, sequences=2) as session:
+        short = session.stream(messages(PROMPTS[2][1]), max_tokens=2)
+        long = session.stream(messages(PROMPTS[3][1]), max_tokens=TOKENS)
+        next(short)
+        next(long)
+        next(long)
+        # that step finished the short one, which nobody has read on
+        (run,) = [r for r in session._runs if r.sequence.finish_reason is not None]
+        spent = replace(run.spent)
+        list(long)
+        assert run.spent == spent
+        list(short)
 
 
 def test_an_injection_that_failed_after_it_was_done_is_made_good(
