@@ -63,7 +63,7 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
             options.n_threads,
         )
     asks_gpu = max(options.n_gpu_layers, options.n_gpu_layers_draft) > 0
-    if asks_gpu and not any(d.kind in ("gpu", "igpu") for d in backend.devices()):
+    if asks_gpu and not any(device.is_gpu for device in backend.devices()):
         logger.warning("layers were asked on the GPU but none answers: see llamaspec doctor")
     target_file = describe(target)
     check_target(target_file)
@@ -134,7 +134,7 @@ def _layout(draft: FileDescription) -> BlockLayout:
     described = _described(draft)
     return BlockLayout(
         proposals=described.proposals,
-        first=int(not described.sample_from_anchor),
+        first=described.first_row,
         mask=_mask(described),
         vocabulary=described.draft_vocabulary,
         confidence=described.has_confidence_head,

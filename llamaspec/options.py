@@ -24,23 +24,23 @@ MAX_BATCH = 2**16
 
 def usable_processors() -> int:
     """The logical processors this process may run on."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return len(allowed) or os.cpu_count() or 1
+    return len(_allowed()) or os.cpu_count() or 1
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def physical_cores() -> int:
     """The physical cores this process may run on: hyper-threads slow matrix products down."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if allowed is None:
-        return max(1, os.cpu_count() or 1)
     cores = set()
-    for cpu in allowed:
+    for cpu in _allowed():
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
             cores.add(siblings.read_text())
         except OSError:
-            return len(allowed)
-    return len(cores)
+            return usable_processors()
+    return len(cores) or usable_processors()
 
 
 def _choice(name: str, value: str, kind: object) -> None:

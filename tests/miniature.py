@@ -32,11 +32,16 @@ def write_gguf(path: Path, arch: str, metadata: Changes, tensors: Changes) -> Pa
     for name, tensor in tensors.items():
         if tensor is not None:
             writer.add_tensor(name, tensor)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def write_target(

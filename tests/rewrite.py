@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.miniature import finish
+
 
 class As:
     """A metadata value with the GGUF type to write it as; `item` is that of an array's items."""
@@ -47,10 +49,7 @@ def rewrite(
     for name, array in changes.items():
         if array is not None:
             writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 

@@ -22,6 +22,10 @@ class Device:
     free_bytes: int
     total_bytes: int
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind in ("gpu", "igpu")
+
 
 def initialise() -> None:
     """Load the backends beside the compiled module, once a process."""

@@ -56,13 +56,6 @@ class Model(NativeHandle):
             )
 
     @property
-    def description(self) -> str:
-        """llama.cpp's name for the model type, such as "qwen3 8B Q4_K - Medium"."""
-        text = ffi.new("char[]", 256)
-        lib.llama_model_desc(self.ptr, text, 256)
-        return str(ffi.string(text).decode("utf-8", "replace"))
-
-    @property
     def kv_width(self) -> int:
         """Floats that the KV cache holds a layer and position; 0 where layers differ in it."""
         if lib.llama_model_is_hybrid(self.ptr):

@@ -14,7 +14,7 @@ LEAST_IDENTICAL = 0.9
 
 @pytest.fixture(scope="module", autouse=True)
 def gpu() -> None:
-    if not any(device.kind in ("gpu", "igpu") for device in devices()):
+    if not any(device.is_gpu for device in devices()):
         pytest.skip("no GPU backend with a device")
 
 

@@ -51,7 +51,6 @@ const struct llama_vocab * llama_model_get_vocab(const struct llama_model * mode
 int32_t llama_model_n_ctx_train(const struct llama_model * model);
 int32_t llama_model_n_embd(const struct llama_model * model);
 int32_t llama_model_n_layer(const struct llama_model * model);
-int32_t llama_model_desc(const struct llama_model * model, char * buf, size_t buf_size);
 bool llama_model_has_encoder(const struct llama_model * model);
 bool llama_model_has_decoder(const struct llama_model * model);
 bool llama_model_is_recurrent(const struct llama_model * model);
