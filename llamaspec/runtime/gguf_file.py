@@ -85,32 +85,28 @@ class GGUFFile:
                 integers that float32 cannot represent (read those with `integers`).
             ClosedError: the file was closed.
         """
-        info, raw = self._raw(name)
-        if info.type in _FLOAT_TYPES:
-            flat = np.frombuffer(raw, _FLOAT_TYPES[info.type]).astype(np.float32)
-        elif info.type == "BF16":
-            flat = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-        elif info.type in _INTEGER_TYPES:
-            integers = np.frombuffer(raw, _INTEGER_TYPES[info.type])
-            if (
-                integers.size
-                and max(abs(int(integers.min())), int(integers.max())) > _EXACT_IN_FLOAT32
-            ):
-                raise ModelLoadError(
-                    f"{self.path}: tensor {name!r} holds integers beyond {_EXACT_IN_FLOAT32}, "
-                    "which float32 cannot represent"
-                )
-            flat = integers.astype(np.float32)
-        else:
-            flat = self._dequantised(info, raw)
-        return flat.reshape(info.shape)
+        return self._floats(self._info(name))
+
+    def rows(self, name: str, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows [start, stop) of a tensor along its first axis, as `array` would give them."""
+        info = self._info(name)
+        count = info.shape[0] if info.shape else 1
+        if not 0 <= start <= stop <= count:
+            raise ModelLoadError(f"{self.path}: tensor {name!r} has {count} rows, not {stop}")
+        size = info.nbytes // max(count, 1)
+        part = info._replace(
+            shape=(stop - start, *info.shape[1:]),
+            offset=info.offset + start * size,
+            nbytes=(stop - start) * size,
+        )
+        return self._floats(part)
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         """One integer tensor (`d2t`) as int64. Raises ModelLoadError for other types."""
-        info, raw = self._raw(name)
+        info = self._info(name)
         if info.type not in _INTEGER_TYPES:
             raise ModelLoadError(f"{self.path}: tensor {name!r} has type {info.type}, not integers")
-        return np.frombuffer(raw, _INTEGER_TYPES[info.type]).astype(np.int64).reshape(info.shape)
+        return np.frombuffer(self._bytes(info), _INTEGER_TYPES[info.type]).astype(np.int64).reshape(info.shape)
 
     def close(self) -> None:
         """Unmap the file; safe to call again."""
@@ -129,13 +125,45 @@ class GGUFFile:
     ) -> None:
         self.close()
 
-    def _raw(self, name: str) -> tuple[TensorInfo, bytes]:
-        if self._data is None:
-            raise ClosedError(f"{self.path}: tensor {name!r} was read after the file was closed")
+    def raw(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """The stored bytes [start, stop) of a tensor; the caller owns them."""
+        info = self._info(name)
+        part = info._replace(offset=info.offset + start, nbytes=min(stop, info.nbytes) - start)
+        return np.frombuffer(self._bytes(part), np.uint8)
+
+    def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:
             raise ModelLoadError(f"{self.path}: there is no tensor {name!r}")
-        return info, self._data[info.offset : info.offset + info.nbytes]
+        return info
+
+    def _bytes(self, info: TensorInfo) -> bytes:
+        if self._data is None:
+            raise ClosedError(
+                f"{self.path}: tensor {info.name!r} was read after the file was closed"
+            )
+        return self._data[info.offset : info.offset + info.nbytes]
+
+    def _floats(self, info: TensorInfo) -> npt.NDArray[np.float32]:
+        raw = self._bytes(info)
+        if info.type in _FLOAT_TYPES:
+            flat = np.frombuffer(raw, _FLOAT_TYPES[info.type]).astype(np.float32)
+        elif info.type == "BF16":
+            flat = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        elif info.type in _INTEGER_TYPES:
+            integers = np.frombuffer(raw, _INTEGER_TYPES[info.type])
+            if (
+                integers.size
+                and max(abs(int(integers.min())), int(integers.max())) > _EXACT_IN_FLOAT32
+            ):
+                raise ModelLoadError(
+                    f"{self.path}: tensor {info.name!r} holds integers beyond {_EXACT_IN_FLOAT32}, "
+                    "which float32 cannot represent"
+                )
+            flat = integers.astype(np.float32)
+        else:
+            flat = self._dequantised(info, raw)
+        return flat.reshape(info.shape)
 
     def _dequantised(self, info: TensorInfo, raw: bytes) -> npt.NDArray[np.float32]:
         from gguf import GGMLQuantizationType

@@ -1,0 +1,241 @@
+"""Drafts that are GGUFs already, of a vendor's or an older layout, under today's keys and names.
+
+Architectures: `dspark` (PrismML), `dflash-draft` and `qwen35-dflash-draft` (forks before the merge),
+and `dflash` itself, as files of other converters need their tables put right. Tensor data is
+copied as it is unless another type is asked for.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamaspec.convert.check import (
+    check_fit,
+    check_tensors,
+    common_shapes,
+    dense_shapes,
+    optional_shapes,
+)
+from llamaspec.convert.formats import deepseek4
+from llamaspec.convert.plan import DraftConfig, DraftShape, Mapped, MarkovType, Plan, Rope
+from llamaspec.convert.recognise import Wishes
+from llamaspec.convert.settings import Settings
+from llamaspec.convert.tables import EMBEDDING, HEAD, decide
+from llamaspec.convert.target import Target
+from llamaspec.convert.weights import Weights, constant
+from llamaspec.errors import ModelLoadError
+from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.runtime.gguf_types import MetaArray
+
+ARCHITECTURES = ("dspark", "dflash-draft", "qwen35-dflash-draft", "dflash")
+_NESTED = re.compile(r"(?:dspark|dflash|dflash2)\.(.+)")
+_KEYS = {
+    "target_layer_ids": "target_layers",
+    "capture_layer_ids": "target_layers",
+    "conv_taps": "conv_kernel_size",
+    "rope_theta": "rope.freq_base",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+# what the tensors say themselves, or what only another runtime reads
+_DROPPED = frozenset(
+    "markov_rank vocab_size n_target_features n_target_layers target.block_count enabled "
+    "confidence_head confidence_with_markov confidence_bias target_checkpoint_sha256".split()
+)
+_NAMES = {
+    "dspark.fc.weight": "fc.weight",
+    "dspark.hidden_norm.weight": "enc.output_norm.weight",
+    "dspark.markov_head_a.weight": "markov_w1.weight",
+    "dspark.markov_head_b.weight": "markov_w2.weight",
+    "dspark.confidence_head.weight": "conf_proj.weight",
+    "dspark.confidence_head.bias": "conf_proj.bias",
+    "dflash_fc.weight": "fc.weight",
+    "dflash_hidden_norm.weight": "enc.output_norm.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "dflash.fc.weight": "fc.weight",
+    "dflash.hidden_norm.weight": "enc.output_norm.weight",
+    "dflash.dspark.markov.w1": "markov_w1.weight",
+    "dflash.dspark.markov.w2": "markov_w2.weight",
+    "dflash.dspark.confidence.weight": "conf_proj.weight",
+    "dflash.dspark.confidence.bias": "conf_proj.bias",
+    "confidence_proj.weight": "conf_proj.weight",
+    "selector_hproj.weight": "selector_hidden.weight",
+    "selector_pred": "selector_predecessor.weight",
+    "selector_succ": "selector_successor.weight",
+}
+_FEED_FORWARD_NORM = re.compile(r"(blk\.\d+)\.post_attention_norm\.weight")
+
+
+@dataclass(frozen=True)
+class _Source:
+    file: GGUFFile
+    fields: dict[str, Any]
+    tensors: dict[str, Weights]
+
+
+def plan_repack(file: GGUFFile, target: Target, wishes: Wishes) -> Plan:
+    """Every tensor and key of the draft, under today's names, checked as a conversion is.
+
+    Raises:
+        ModelLoadError: no draft of a known layout, or one whose layer numbers cannot be known.
+        IncompatibleDraftError: made for another target.
+    """
+    if file.architecture not in ARCHITECTURES:
+        raise ModelLoadError(
+            f"{file.path}: architecture {file.architecture} is no draft that can be repacked, only "
+            f"{', '.join(ARCHITECTURES)} are"
+        )
+    source = _Source(file, _fields(file), _tensors(file))
+    settings = Settings(file.path, source.fields, wishes.overrides)
+    config = _config(source, settings)
+    check_fit(config, target, None)
+    tensors = dict(source.tensors)
+    mapped = Mapped(tensors, tensors.pop(EMBEDDING, None), tensors.pop(HEAD, None))
+    tables = decide(mapped, config, target, wishes.standalone)
+    plan = Plan(
+        packaging=f"GGUF ({file.architecture})",
+        config=config,
+        tensors={**tables.tensors, **tensors},
+        left_out=tables.left_out,
+        notes=(tables.note,),
+    )
+    stages = "hyper_connection.count" in config.extra
+    shapes = (deepseek4.expected if stages else dense_shapes)(config)
+    check_tensors(plan, shapes | common_shapes(config, target), optional_shapes(config))
+    return plan
+
+
+def _fields(file: GGUFFile) -> dict[str, Any]:
+    """`dflash.` keys without that prefix, from whatever the architecture calls them."""
+    found: dict[str, Any] = {}
+    prefixes = (f"{file.architecture}.", "dflash.")
+    for key, value in file.metadata.items():
+        prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
+        if prefix is None:
+            continue
+        rest = key.removeprefix(prefix)
+        nested = _NESTED.fullmatch(rest)
+        name = nested[1] if nested else rest
+        name = _KEYS.get(name, name)
+        plain = value.tolist() if isinstance(value, MetaArray) else value
+        if name not in _DROPPED and found.setdefault(name, plain) != plain:
+            raise ModelLoadError(f"{file.path}: {name} is {found[name]!r} and, as {key}, {plain!r}")
+    mask = file.metadata.get("tokenizer.ggml.mask_token_id")
+    if mask is not None:
+        found.setdefault("mask_token_id", mask)
+    return found
+
+
+def _tensors(file: GGUFFile) -> dict[str, Weights]:
+    """The tensors under today's names."""
+    found: dict[str, Weights] = {}
+    today = any(re.fullmatch(r"blk\.\d+\.ffn_norm\.weight", name) for name in file.tensors)
+    for name in file.tensors:
+        new = _NAMES.get(name, name)
+        match = _FEED_FORWARD_NORM.fullmatch(name)
+        if match is not None and not today:
+            new = f"{match[1]}.ffn_norm.weight"
+        if new in found:
+            raise ModelLoadError(f"{file.path}: {name} and {found[new].source[0]} are both {new}")
+        found[new] = _weights(file, name)
+    return found
+
+
+def _weights(file: GGUFFile, name: str) -> Weights:
+    info = file.tensors[name]
+    if info.type in ("I8", "I16", "I32", "I64"):
+        return constant(file.integers(name), (name,))
+    if info.type == "F64":
+        raise ModelLoadError(f"{file.path}: tensor {name!r} has type F64; convert it to F32")
+    rows = info.shape[0] if info.shape else 1
+    size = info.nbytes // max(1, rows)
+    dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(info.type, "|u1")
+    return Weights(
+        info.shape or (1,),
+        info.type,
+        lambda start, stop: (
+            file.raw(name, start * size, stop * size)
+            .view(dtype)
+            .reshape(stop - start, *(info.shape[1:] if dtype != "|u1" else (*info.shape[1:-1], -1)))
+        ),
+        (name,),
+    )
+
+
+def _config(source: _Source, settings: Settings) -> DraftConfig:
+    fields = dict(source.fields)
+    rope = Rope(settings.number("rope.freq_base"))
+    heads = settings.whole("attention.head_count")
+    w1, w2 = (source.tensors.get(f"markov_{name}.weight") for name in ("w1", "w2"))
+    embedding, d2t = source.tensors.get(EMBEDDING), source.tensors.get("d2t")
+    tokens = source.file.metadata.get("tokenizer.ggml.tokens")
+    vocabulary = next(
+        (
+            size
+            for size in (
+                w1.shape[0] if w1 else None,
+                embedding.shape[0] if embedding else None,
+                len(tokens) if isinstance(tokens, MetaArray) else None,
+            )
+            if size
+        ),
+        None,
+    )
+    shape = DraftShape(
+        layers=settings.whole("block_count"),
+        width=settings.whole("embedding_length"),
+        feed_forward=settings.whole_or(0, "feed_forward_length") or None,
+        heads=heads,
+        kv_heads=settings.whole_or(heads, "attention.head_count_kv"),
+        head_width=settings.whole_or(0, "attention.key_length", least=1) or None,
+        context=settings.whole("context_length"),
+        rms_epsilon=settings.number("attention.layer_norm_rms_epsilon"),
+        vocabulary=vocabulary or settings.whole("vocab_size"),
+    )
+    kind: MarkovType = "none"
+    if w1 is not None and w2 is not None:
+        names = source.tensors
+        kind = "gated" if "markov_gate.weight" in names else "vanilla"
+        kind = "rnn" if "markov_joint.weight" in names else kind
+    stated = settings.flag("sample_from_anchor")
+    return DraftConfig(
+        shape=shape,
+        rope=rope,
+        block=settings.whole("block_size"),
+        mask=settings.whole("mask_token_id", least=0),
+        taps=_taps(source, settings),
+        anchor_first=stated if stated is not None or kind == "none" else True,
+        markov=(kind, w1.shape[-1] if w1 and kind != "none" else 0),
+        draft_vocabulary=d2t.shape[0] if d2t else shape.vocabulary,
+        confidence=("conf_proj.weight" in source.tensors) if kind != "none" else None,
+        extra={name: value for name, value in fields.items() if name not in _HANDLED},
+        shared_kv="blk.0.attn_v.weight" not in source.tensors,
+    )
+
+
+_HANDLED = frozenset(
+    """block_count embedding_length feed_forward_length attention.head_count
+    attention.head_count_kv attention.key_length attention.value_length context_length
+    attention.layer_norm_rms_epsilon rope.freq_base block_size mask_token_id target_layers
+    sample_from_anchor has_confidence_head markov_head_type layer_ids""".split()
+)
+
+
+def _taps(source: _Source, settings: Settings) -> tuple[int, ...]:
+    ids = settings.ids("target_layers")
+    if ids is None:
+        settings.need("target_layers")
+    assert ids is not None
+    arch = source.file.architecture
+    known = {"dspark": "outputs", "dflash": "inputs"}.get(arch)
+    old = any(key.endswith(("target_layer_ids", "capture_layer_ids")) for key in source.file.metadata)
+    meant = settings.text("layer_ids") or (None if old and arch == "dflash" else known)
+    if meant == "inputs":
+        return ids
+    if meant == "outputs":
+        return tuple(layer + 1 for layer in ids)
+    raise settings.wrong(
+        f"its target layers {list(ids)} may count layers by their output, as checkpoints do, or by "
+        f"their input: files of architecture {arch} are found of both kinds; say --set "
+        "layer_ids=outputs or --set layer_ids=inputs (one too low or high makes acceptance bad)"
+    )

@@ -1,0 +1,201 @@
+"""Writes a GGUF piece by piece, under a temporary name until all of it is there and checked."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType as Type
+
+from llamaspec.convert.keys import Value
+from llamaspec.convert.outtype import OutType, file_type
+from llamaspec.convert.weights import Piece, Weights, bf16, floats
+from llamaspec.errors import ModelLoadError, OptionError
+
+_FLOATS = ("F32", "F16", "BF16")
+PIECE = 4 << 20
+"""Elements that are worked on at once; with its copies some hundred megabytes at most."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What to write.
+
+    Attributes:
+        architecture: of the GGUF.
+        keys: metadata.
+        tensors: by name, in file order.
+        types: the GGUF type of each.
+    """
+
+    architecture: str
+    keys: Mapping[str, Value]
+    tensors: Mapping[str, Weights]
+    types: Mapping[str, str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor."""
+        return {
+            name: stored_size(weights.shape, self.types[name])
+            for name, weights in self.tensors.items()
+        }
+
+
+def plan_output(
+    keys: Mapping[str, Value], tensors: Mapping[str, Weights], outtype: OutType
+) -> Output:
+    """Choose every tensor's type, and say the commonest in `general.file_type`."""
+    types = {name: outtype.choose(name, weights) for name, weights in tensors.items()}
+    sizes = [(types[name], stored_size(w.shape, types[name])) for name, w in tensors.items()]
+    stated = Value(file_type(sizes), gguf.GGUFValueType.UINT32)
+    return Output("dflash", {**keys, "general.file_type": stated}, tensors, types)
+
+
+def stored_size(shape: tuple[int, ...], kind: str) -> int:
+    """Bytes of a tensor of a GGUF type."""
+    block, size = gguf.GGML_QUANT_SIZES[Type[kind]]
+    return math.prod(shape) // block * size
+
+
+@contextmanager
+def new_file(path: Path, force: bool) -> Iterator[Path]:
+    """A temporary name beside `path`, that becomes `path` if nothing fails; else it is removed.
+
+    Raises:
+        OptionError: the output exists and `force` is false, or its folder is no folder.
+    """
+    check_output(path, force)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Raise OptionError unless `path` can be written."""
+    if path.is_dir():
+        raise OptionError(f"{path}: is a folder; give the name of the GGUF to write")
+    if path.exists() and not force:
+        raise OptionError(f"{path}: exists; give another name, or --force to replace it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent}: there is no such folder")
+    if not os.access(path.parent, os.W_OK):
+        raise OptionError(f"{path.parent}: cannot be written to")
+
+
+def write(path: Path, output: Output, on_progress: Progress | None = None) -> None:
+    """Write all of it; `on_progress` gets bytes done and bytes in all.
+
+    Raises:
+        ModelLoadError: a tensor holds a NaN or an infinity, or a value that the type cannot hold.
+        OSError: the disk is full, or gone.
+    """
+    writer = gguf.GGUFWriter(None, output.architecture)
+    for key, value in output.keys.items():
+        writer.add_key_value(key, value.value, value.kind, value.item)
+    sizes = output.sizes
+    for name, weights in output.tensors.items():
+        kind = Type[output.types[name]]
+        # gguf takes the shape in bytes for uint8 data, in elements else
+        shape = gguf.quant_shape_to_byte_shape(weights.shape, kind)
+        plain = kind in (Type.F32, Type.F16, Type.I64)
+        dtype = np.dtype({"F16": "f2", "I64": "i8"}.get(kind.name, "f4") if plain else "u1")
+        writer.add_tensor_info(
+            name, weights.shape if plain else shape, dtype, sizes[name], None if plain else kind
+        )
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        assert writer.fout is not None
+        _write_data(writer, writer.fout[0], output, on_progress)
+    finally:
+        writer.close()
+
+
+def _write_data(
+    writer: gguf.GGUFWriter, file: Any, output: Output, on_progress: Progress | None  # noqa: ANN401
+) -> None:
+    sizes = output.sizes
+    done, total = 0, sum(sizes.values())
+    start = file.tell()
+    _pad(file, start, writer.data_alignment)
+    for name, weights in output.tensors.items():
+        kind, at = output.types[name], done
+        row = max(1, math.prod(weights.shape[1:]))
+        step = max(1, PIECE // row)
+        for first in range(0, weights.n_rows, step):
+            last = min(first + step, weights.n_rows)
+            stored = _stored(name, weights, kind, (first, last))
+            file.write(stored.data if stored.flags.c_contiguous else stored.tobytes())
+            done += stored.nbytes
+            if on_progress is not None:
+                on_progress(done, total)
+        assert done - at == sizes[name], (name, done - at, sizes[name])
+        _pad(file, done - at, writer.data_alignment)
+
+
+def _pad(file: Any, size: int, alignment: int) -> None:  # noqa: ANN401
+    file.write(bytes(-size % alignment))
+
+
+def _stored(name: str, weights: Weights, kind: str, span: tuple[int, int]) -> npt.NDArray[Any]:
+    """Rows of a tensor in their GGUF type, checked."""
+    piece = weights.rows(*span)
+    if weights.kind == "I64":
+        return np.ascontiguousarray(piece, "<i8")
+    if weights.kind not in _FLOATS:
+        if kind == weights.kind:
+            return np.ascontiguousarray(piece)
+        piece = _dequantised(name, piece, weights)
+    _check_finite(name, piece, weights)
+    if kind == weights.kind:
+        return np.ascontiguousarray(piece)
+    values = np.ascontiguousarray(floats(piece))
+    if kind == "F32":
+        return values
+    if kind == "BF16":
+        return bf16(values)
+    if kind == "F16":
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if not np.isfinite(halves).all():
+            raise ModelLoadError(
+                f"{name}: holds {np.abs(values).max():g}, beyond what f16 can; use bf16"
+            )
+        return halves
+    return gguf.quants.quantize(values, Type[kind])
+
+
+def _check_finite(name: str, piece: Piece, weights: Weights) -> None:
+    if piece.dtype == np.uint16:
+        good = not ((piece & 0x7F80) == 0x7F80).any()
+    else:
+        good = bool(np.isfinite(piece).all())
+    if not good:
+        raise ModelLoadError(
+            f"{', '.join(weights.source[:1]) or name}: holds a NaN or an infinity; the checkpoint "
+            "is damaged"
+        )
+
+
+def _dequantised(name: str, blocks: Piece, weights: Weights) -> npt.NDArray[np.float32]:
+    try:
+        values: npt.NDArray[np.float32] = gguf.quants.dequantize(blocks, Type[weights.kind])
+    except (KeyError, NotImplementedError):
+        raise ModelLoadError(
+            f"{name}: has the type {weights.kind}, which the installed gguf package cannot undo; "
+            "use --outtype auto"
+        ) from None
+    return values
