@@ -202,7 +202,9 @@ class Checkpoint:
     def _check_index(self, wanted: Callable[[str], bool]) -> None:
         if not (self.folder / INDEX).exists():
             return
-        listed = {n: f for n, f in read_json(self.folder / INDEX)["weight_map"].items() if wanted(n)}
+        listed = {
+            n: f for n, f in read_json(self.folder / INDEX)["weight_map"].items() if wanted(n)
+        }
         for name, file in listed.items():
             if name not in self._where:
                 raise ModelLoadError(

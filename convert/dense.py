@@ -92,13 +92,17 @@ def read_markov(settings: Settings, source: Checkpoint) -> tuple[MarkovType, int
         raise settings.wrong(
             f"markov_head_type {kind!r} is none of the known: vanilla, gated and rnn"
         )
-    w1 = next((name for name in source.entries if name.endswith("markov_head.markov_w1.weight")), "")
+    w1 = next(
+        (name for name in source.entries if name.endswith("markov_head.markov_w1.weight")), ""
+    )
     if rank == 0:
         if w1:
             raise settings.wrong(f"markov_rank is 0 or missing, but the checkpoint has {w1}")
         return "none", 0
     if not w1:
-        raise settings.wrong(f"markov_rank is {rank}, but the checkpoint has no markov_head.markov_w1")
+        raise settings.wrong(
+            f"markov_rank is {rank}, but the checkpoint has no markov_head.markov_w1"
+        )
     return kind, rank  # type: ignore[return-value]
 
 
@@ -109,7 +113,9 @@ def read_activation(settings: Settings) -> dict[str, str]:
         return {}
     if name in ("gelu_pytorch_tanh", "gelu"):
         return {"hidden_activation": "gelu_pytorch_tanh"}
-    raise settings.wrong(f"hidden_act {name!r} is not in llama.cpp's draft graph: silu and gelu are")
+    raise settings.wrong(
+        f"hidden_act {name!r} is not in llama.cpp's draft graph: silu and gelu are"
+    )
 
 
 def read_windows(settings: Settings, layers: int) -> dict[str, object]:
@@ -253,7 +259,9 @@ def _settle_confidence(mapped: Mapped, config: DraftConfig) -> None:
         for name in ("conf_proj.weight", "conf_proj.bias"):
             weights = mapped.tensors.pop(name, None)
             for source in weights.source if weights else ():
-                mapped.left_out[source] = "llama.cpp reads a confidence head with a Markov head only"
+                mapped.left_out[source] = (
+                    "llama.cpp reads a confidence head with a Markov head only"
+                )
     elif head.shape == (1, config.shape.width):
         # a head that does not look at the previous token: its weights for that are zero
         mapped.tensors["conf_proj.weight"] = padded(head, config.shape.width + config.markov[1])
@@ -283,7 +291,8 @@ def target_ids(source: Checkpoint, name: str, config: DraftConfig) -> Weights:
         raise IncompatibleDraftError(f"d2t has {ids.size} rows, draft_vocab_size is {rows}")
     if ids.size == 0 or ids.min() < 0 or ids.max() >= size:
         raise IncompatibleDraftError(
-            f"d2t maps to tokens {ids.min(initial=0)} to {ids.max(initial=0)}, the target has {size}"
+            f"d2t maps to tokens {ids.min(initial=0)} to {ids.max(initial=0)}, "
+            f"the target has {size}"
         )
     seen = np.zeros(size, bool)
     seen[ids] = True
@@ -296,8 +305,8 @@ def target_ids(source: Checkpoint, name: str, config: DraftConfig) -> Weights:
         said = source.whole(mask).reshape(-1).astype(bool)
         if said.size != size or (said != seen).any():
             raise IncompatibleDraftError(
-                f"t2d marks {int(said.sum())} of {said.size} tokens, d2t uses {ids.size} of {size}, "
-                "and they are not the same ones"
+                f"t2d marks {int(said.sum())} of {said.size} tokens, "
+                f"d2t uses {ids.size} of {size}, and they are not the same ones"
             )
     return constant(ids, (name,))
 

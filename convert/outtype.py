@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from llamaspec.convert.weights import Weights
 from llamaspec.errors import OptionError
+from llamaspec.runtime.quantize_types import least_bits
 
 FLOATS = ("f32", "f16", "bf16")
 SIMPLE = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -22,11 +23,6 @@ FILE_TYPES = {
     "mxfp4": 38,
 }
 BLOCK = 32
-_SIXTEEN_BITS = ("fc.weight", "conf_proj.weight", "markov_gate.weight", "markov_joint.weight")
-"""A target's features span orders of magnitude that `fc` undoes: eight bits lose there what no
-speed brings back. The others are tiny."""
-_EIGHT_BITS = ("markov_w1.weight", "markov_w2.weight")
-"""Rows of a rank of some hundred elements: below eight bits they lose more than they save."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +60,10 @@ class OutType:
         if self.name in FLOATS:
             return self.name.upper()
         sixteen = "F16" if weights.kind == "F16" else "BF16"
-        if name in _SIXTEEN_BITS or name.endswith("ffn_gate_inp.weight"):
+        routing = name.endswith("ffn_gate_inp.weight")
+        if least_bits(name) == 16 or routing or weights.shape[-1] % BLOCK:
             return sixteen
-        if weights.shape[-1] % BLOCK:
-            return sixteen
-        return "Q8_0" if name in _EIGHT_BITS else self.name.upper()
+        return "Q8_0" if least_bits(name) == 8 else self.name.upper()
 
 
 def _matrix(name: str) -> bool:
@@ -82,7 +77,9 @@ def read_outtype(name: str) -> OutType:
     """An `--outtype`, in any case; what is neither here nor llama.cpp's is refused there."""
     low = name.strip().lower()
     if not low or not low.replace("_", "").isalnum():
-        raise OptionError(f"outtype {name!r} is no type; auto, f32, f16, bf16, q8_0, q4_k_m, ... are")
+        raise OptionError(
+            f"outtype {name!r} is no type; auto, f32, f16, bf16, q8_0, q4_k_m, ... are"
+        )
     return OutType(low)
 
 

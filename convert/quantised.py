@@ -1,8 +1,10 @@
-"""Linear layers of quantised checkpoints, back in floats: fp8 by tile, NVFP4, MXFP4.
+"""Linear layers of quantised checkpoints, back in floats (BF16 by default): fp8, NVFP4, MXFP4.
 
 Weights only: scales of activations (`input_scale`) belong to kernels that we do not run, and a
 draft that was not made for 4-bit activations accepts less with them.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +25,13 @@ from llamaspec.convert.weights import Kind, Piece, Weights
 from llamaspec.errors import ModelLoadError
 
 _FP8_SCALES = ("_scale_inv", "_scale")
-ACTIVATION_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".k_scale", ".v_scale")
+ACTIVATION_SCALES = (
+    ".input_scale",
+    ".activation_scale",
+    ".input_global_scale",
+    ".k_scale",
+    ".v_scale",
+)
 
 
 def linear(source: Checkpoint, name: str) -> Weights:
@@ -60,12 +68,13 @@ def _fp8(source: Checkpoint, name: str) -> Weights:
         )
     scale = decoded(source.whole(scale_name), source.entry(scale_name).dtype)
     table = TABLES[entry.dtype]
-    return tiled(
+    values = tiled(
         lambda start, stop: table[source.raw(name, start, stop)],
         entry.shape,
         scale,
         (name, scale_name),
     )
+    return replace(values, auto="BF16")
 
 
 def _nvfp4(source: Checkpoint, name: str, scale: str, overall: str, inverse: bool) -> Weights:
@@ -92,7 +101,7 @@ def _nvfp4(source: Checkpoint, name: str, scale: str, overall: str, inverse: boo
         scaled = values.reshape(*scales.shape, NV_BLOCK) * scales[..., None] * factor
         return scaled.reshape(len(values), -1)
 
-    return Weights((n, half * 2), "F32", rows, tuple(names))
+    return Weights((n, half * 2), "F32", rows, tuple(names), auto="BF16")
 
 
 def mx_codes(source: Checkpoint, name: str, scale: str) -> Weights:
@@ -117,7 +126,9 @@ def mx_floats(source: Checkpoint, name: str, scale: str) -> Weights:
     def rows(start: int, stop: int) -> Floats:
         values = E2M1[nibbles(source.raw(name, start, stop).view(np.uint8))]
         scales = TABLES["F8_E8M0"][source.raw(scale, start, stop)]
-        return (values.reshape(*scales.shape, MX_BLOCK) * scales[..., None]).reshape(stop - start, m)
+        return (values.reshape(*scales.shape, MX_BLOCK) * scales[..., None]).reshape(
+            stop - start, m
+        )
 
     return Weights((n, m), "F32", rows, (name, scale))
 

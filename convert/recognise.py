@@ -136,7 +136,7 @@ def _notes(config: DraftConfig) -> list[str]:
     notes = []
     if config.markov[0] in ("gated", "rnn"):
         notes.append(
-            f"a {config.markov[0]} Markov head: llama.cpp's own tools refuse this file, as their "
-            "draft graph has vanilla heads only"
+            f"the Markov head is {config.markov[0]}: llama.cpp's own tools refuse this file, "
+            "their draft graph has vanilla heads only"
         )
     return notes

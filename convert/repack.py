@@ -1,13 +1,12 @@
 """Drafts that are GGUFs already, of a vendor's or an older layout, under today's keys and names.
 
-Architectures: `dspark` (PrismML), `dflash-draft` and `qwen35-dflash-draft` (forks before the merge),
-and `dflash` itself, as files of other converters need their tables put right. Tensor data is
-copied as it is unless another type is asked for.
+Architectures: `dspark` (PrismML), `dflash-draft` and `qwen35-dflash-draft` (forks before the
+merge), and `dflash` itself, as files of other converters need their tables put right. Tensor data
+is copied as it is unless another type is asked for.
 """
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llamaspec.convert.check import (
@@ -38,10 +37,11 @@ _KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
 # what the tensors say themselves, or what only another runtime reads
-_DROPPED = frozenset(
-    "markov_rank vocab_size n_target_features n_target_layers target.block_count enabled "
-    "confidence_head confidence_with_markov confidence_bias target_checkpoint_sha256".split()
-)
+_OTHERS = """
+markov_rank vocab_size n_target_features n_target_layers target.block_count enabled confidence_head
+confidence_with_markov confidence_bias target_checkpoint_sha256
+"""
+_DROPPED = frozenset(_OTHERS.split())
 _NAMES = {
     "dspark.fc.weight": "fc.weight",
     "dspark.hidden_norm.weight": "enc.output_norm.weight",
@@ -198,27 +198,42 @@ def _config(source: _Source, settings: Settings) -> DraftConfig:
         kind = "gated" if "markov_gate.weight" in names else "vanilla"
         kind = "rnn" if "markov_joint.weight" in names else kind
     stated = settings.flag("sample_from_anchor")
+    # DeepSeek-V4's stages are anchor-first by themselves, and say nothing of it
+    chooses = kind != "none" and "hyper_connection.count" not in fields
     return DraftConfig(
         shape=shape,
         rope=rope,
         block=settings.whole("block_size"),
         mask=settings.whole("mask_token_id", least=0),
         taps=_taps(source, settings),
-        anchor_first=stated if stated is not None or kind == "none" else True,
+        anchor_first=True if stated is None and chooses else stated,
         markov=(kind, w1.shape[-1] if w1 and kind != "none" else 0),
         draft_vocabulary=d2t.shape[0] if d2t else shape.vocabulary,
-        confidence=("conf_proj.weight" in source.tensors) if kind != "none" else None,
+        confidence=(
+            "conf_proj.weight" in source.tensors
+            if chooses
+            else settings.flag("has_confidence_head")
+        ),
+        # of the converters only those for Gemma 4 keep tables that are not the target's
+        tables="own" if _shares_kv(source) else "copies",
         extra={name: value for name, value in fields.items() if name not in _HANDLED},
-        shared_kv="blk.0.attn_v.weight" not in source.tensors,
+        shared_kv=_shares_kv(source),
     )
 
 
-_HANDLED = frozenset(
-    """block_count embedding_length feed_forward_length attention.head_count
-    attention.head_count_kv attention.key_length attention.value_length context_length
-    attention.layer_norm_rms_epsilon rope.freq_base block_size mask_token_id target_layers
-    sample_from_anchor has_confidence_head markov_head_type layer_ids""".split()
-)
+def _shares_kv(source: _Source) -> bool:
+    """Keys serve as values, as in Gemma 4's drafts."""
+    names = source.tensors
+    return "blk.0.attn_k.weight" in names and "blk.0.attn_v.weight" not in names
+
+
+_BY_NAME = """
+block_count embedding_length feed_forward_length attention.head_count attention.head_count_kv
+attention.key_length attention.value_length context_length attention.layer_norm_rms_epsilon
+rope.freq_base block_size mask_token_id target_layers sample_from_anchor has_confidence_head
+markov_head_type layer_ids
+"""
+_HANDLED = frozenset(_BY_NAME.split())
 
 
 def _taps(source: _Source, settings: Settings) -> tuple[int, ...]:
@@ -228,7 +243,9 @@ def _taps(source: _Source, settings: Settings) -> tuple[int, ...]:
     assert ids is not None
     arch = source.file.architecture
     known = {"dspark": "outputs", "dflash": "inputs"}.get(arch)
-    old = any(key.endswith(("target_layer_ids", "capture_layer_ids")) for key in source.file.metadata)
+    old = any(
+        key.endswith(("target_layer_ids", "capture_layer_ids")) for key in source.file.metadata
+    )
     meant = settings.text("layer_ids") or (None if old and arch == "dflash" else known)
     if meant == "inputs":
         return ids

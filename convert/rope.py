@@ -47,6 +47,12 @@ def read_rope(settings: Settings, head_width: int, mrope_target: bool) -> Rope:
     if _unusual_yarn(settings, fields):
         return _yarn_as_factors(settings, fields, theta, (head_width, mrope_target))
     fraction = fields.get("partial_rotary_factor")
+    partial = kind == "llama3" and fraction not in (None, 1, 1.0)
+    if kind in ("llama3", "proportional") and (mrope_target or partial):
+        raise settings.wrong(
+            f"RoPE of type {kind} needs divisors of all frequencies, which llama.cpp does not take "
+            "with M-RoPE, nor with a partial rotation"
+        )
     dimensions = None
     if fraction is not None and kind != "proportional":
         dimensions = _rotated(settings, fraction, head_width)
@@ -70,9 +76,7 @@ def _rotated(settings: Settings, fraction: object, head_width: int) -> int:
     return rotated
 
 
-def _own_sections(
-    settings: Settings, fields: dict[str, Any]
-) -> tuple[int, int, int, int] | None:
+def _own_sections(settings: Settings, fields: dict[str, Any]) -> tuple[int, int, int, int] | None:
     sections = fields.get("mrope_section")
     if sections is None:
         return None
@@ -83,9 +87,7 @@ def _own_sections(
     return a, b, c, d
 
 
-def _scaling(
-    settings: Settings, kind: str, fields: dict[str, Any]
-) -> dict[str, str | float | int]:
+def _scaling(settings: Settings, kind: str, fields: dict[str, Any]) -> dict[str, str | float | int]:
     if kind not in ("linear", "yarn"):
         return {}
     factor = _positive(settings, fields, "factor")
@@ -153,9 +155,7 @@ def _yarn_as_factors(
     )
 
 
-def _attention_factor(
-    settings: Settings, fields: dict[str, Any], factor: float
-) -> float:
+def _attention_factor(settings: Settings, fields: dict[str, Any], factor: float) -> float:
     """What attention is scaled by under YaRN, as transformers' modeling_rope_utils has it."""
     stated = fields.get("attention_factor", fields.get("attn_factor"))
     if stated is not None:
@@ -205,4 +205,3 @@ def _positive(settings: Settings, fields: dict[str, Any], name: str) -> float:
     if not value > 0:
         raise settings.wrong(f"{name} is {value}, not above 0")
     return value
-

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from llamaspec.convert.keys import Value, draft_keys, source_keys, typed
-from llamaspec.convert.outtype import OutType, read_outtype
+from llamaspec.convert.outtype import AUTO, OutType, read_outtype
 from llamaspec.convert.plan import Plan
 from llamaspec.convert.recognise import Wishes, make_plan, open_draft
 from llamaspec.convert.repack import plan_repack
 from llamaspec.convert.target import Target, read_target
-from llamaspec.convert.writer import Progress, check_output, new_file, plan_output, write
-from llamaspec.errors import IncompatibleDraftError, ModelLoadError
+from llamaspec.convert.writer import Progress, plan_output, write
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.gguf_file import GGUFFile
-from llamaspec.runtime.quantize import quantize
+from llamaspec.runtime.quantize import Permit, quantize
+from llamaspec.runtime.staged import staged
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,23 @@ def convert(job: Job, on_progress: Progress | None = None) -> Report:
         ModelLoadError: a checkpoint or target that is missing, damaged, or of no known kind.
         IncompatibleDraftError: draft and target do not fit.
     """
-    check_output(job.output, job.force)
     outtype = read_outtype(job.outtype)
-    target = read_target(job.target)
-    if job.checkpoint.is_file():
-        with GGUFFile.open(job.checkpoint) as file:
-            plan = plan_repack(file, target, job.wishes)
-            digests = {job.checkpoint.name: _sha256(job.checkpoint)}
-            return _finish(job, (plan, target, digests), outtype, on_progress)
-    with open_draft(job.checkpoint, job.wishes.overrides) as source:
-        plan = make_plan(source, target, job.wishes)
-        return _finish(job, (plan, target, source.digests()), outtype, on_progress)
+    with staged(job.output, overwrite=job.force, sources=[job.checkpoint, job.target]) as part:
+        target = read_target(job.target)
+        if job.checkpoint.is_file():
+            with GGUFFile.open(job.checkpoint) as file:
+                plan = plan_repack(file, target, job.wishes)
+                digests = {job.checkpoint.name: _sha256(job.checkpoint)}
+                keys = _keys(job, plan, target, digests)
+                types = _write(part, plan, (keys, outtype), on_progress)
+        else:
+            with open_draft(job.checkpoint, job.wishes.overrides) as source:
+                plan = make_plan(source, target, job.wishes)
+                keys = _keys(job, plan, target, source.digests())
+                types = _write(part, plan, (keys, outtype), on_progress)
+        _check_written(part, plan, target)
+        size = part.stat().st_size
+    return Report(job.output, plan, target, types, size)
 
 
 def _sha256(path: Path) -> str:
@@ -91,30 +97,29 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _finish(
-    job: Job,
-    parts: tuple[Plan, Target, Mapping[str, str]],
-    outtype: OutType,
+def _write(
+    part: Path,
+    plan: Plan,
+    how: tuple[Mapping[str, Value], OutType],
     on_progress: Progress | None,
-) -> Report:
-    plan, target, digests = parts
-    # llama.cpp's quantiser starts from floats, and takes 16 bits for what stays so
-    first = OutType("auto") if outtype.native else outtype
-    output = plan_output(_keys(job, plan, target, digests), plan.tensors, first)
-    with new_file(job.output, job.force) as temporary:
-        write(temporary, output, on_progress)
-        if outtype.native:
-            with new_file(temporary.with_suffix(".q"), force=True) as quantised:
-                quantize(temporary, quantised, outtype.name)
-            temporary.with_suffix(".q").replace(temporary)
-        types = _check_written(temporary, plan, target)
-        size = temporary.stat().st_size
-    return Report(job.output, plan, target, types, size)
+) -> dict[str, int]:
+    """Write the file; returns bytes by GGUF type."""
+    keys, outtype = how
+    # llama.cpp's quantiser starts from floats
+    output = plan_output(keys, plan.tensors, OutType(AUTO) if outtype.native else outtype)
+    if outtype.native:
+        floats = part.with_suffix(".floats")
+        try:
+            write(floats, output, on_progress)
+            quantize(floats, part, outtype.name, permit=Permit(overwrite=True))
+        finally:
+            floats.unlink(missing_ok=True)
+    else:
+        write(part, output, on_progress)
+    return dict(describe(part).tensor_bytes)
 
 
-def _keys(
-    job: Job, plan: Plan, target: Target, digests: Mapping[str, str]
-) -> dict[str, Value]:
+def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> dict[str, Value]:
     repository, revision = job.origin or (None, None)
     name = (repository or job.checkpoint.resolve().stem).rpartition("/")[2]
     general: dict[str, Any] = {"general.type": "model", "general.name": name}
@@ -138,15 +143,9 @@ def _kept(key: str) -> bool:
     return key != "tokenizer.ggml.mask_token_id"
 
 
-def _check_written(path: Path, plan: Plan, target: Target) -> dict[str, int]:
+def _check_written(path: Path, plan: Plan, target: Target) -> None:
     """Read the file back as a stranger would."""
     found = describe(path)
-    if found.draft is None:
-        raise ModelLoadError(f"{path}: what was written is no draft")
-    width = found.draft.feature_width
-    if width != len(plan.config.taps) * target.width or found.n_vocab != target.vocabulary:
-        raise IncompatibleDraftError(
-            f"what was written takes features of width {width} and {found.n_vocab} tokens, the "
-            f"target has {len(plan.config.taps) * target.width} and {target.vocabulary}"
-        )
-    return dict(found.tensor_bytes)
+    assert found.draft is not None
+    wanted = (plan.config.taps, target.vocabulary, plan.config.block)
+    assert (found.draft.taps, found.n_vocab, found.draft.block_size) == wanted

@@ -10,7 +10,7 @@ import mmap
 import stat
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -169,7 +169,9 @@ class _Header:
             self._fail(f"tensor {name!r} has no description")
         dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            self._fail(f"tensor {name!r} has the type {dtype!r}, which is none of {', '.join(DTYPES)}")
+            self._fail(
+                f"tensor {name!r} has the type {dtype!r}, which is none of {', '.join(DTYPES)}"
+            )
         if not _counts(shape) or len(shape) > MAX_DIMS:
             self._fail(f"tensor {name!r} has the shape {shape!r}")
         if not _counts(place) or len(place) != 2:
@@ -191,7 +193,7 @@ class _Header:
         raise ModelLoadError(f"{self._path}: {problem}")
 
 
-def _counts(value: object) -> bool:
+def _counts(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(
         isinstance(item, int) and not isinstance(item, bool) and 0 <= item < MAX_BYTES
         for item in value

@@ -59,7 +59,10 @@ def nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def tiled(
-    rows: Callable[[int, int], Floats], shape: tuple[int, ...], scale: Floats, source: tuple[str, ...]
+    rows: Callable[[int, int], Floats],
+    shape: tuple[int, ...],
+    scale: Floats,
+    source: tuple[str, ...],
 ) -> Weights:
     """A matrix times one scale a tile; the last tile of an axis may be cut off.
 

@@ -61,8 +61,8 @@ class Settings:
                 if value != found[0][1]:
                     here, there = (where or "the top level" for where in (found[0][0], level))
                     raise self.wrong(
-                        f"{name} is {_short(found[0][1])} at {here} and {_short(value)} in {there}; "
-                        f"say which with --set {name}=..."
+                        f"{name} is {_short(found[0][1])} at {here} and {_short(value)} in "
+                        f"{there}; say which with --set {name}=..."
                     )
             if found:
                 return found[0][1]

@@ -55,7 +55,7 @@ def decide(mapped: Mapped, config: DraftConfig, target: Target, standalone: bool
         return _both(*_for_standalone(mapped, target), "standalone: embedding and head are written")
     if mapped.embedding is None and mapped.head is None:
         return Decision({}, "embedding and head are the target's", {})
-    verdict = _verdict(mapped, target)
+    verdict = _verdict(mapped, config, target)
     if verdict == "same" or (verdict == "unknown" and config.tables == "copies"):
         said = "equal the target's" if verdict == "same" else "are the target's in this packaging"
         gone = {
@@ -68,8 +68,8 @@ def decide(mapped: Mapped, config: DraftConfig, target: Target, standalone: bool
     if mapped.embedding is None or (mapped.head is None and config.tables != "own"):
         lone = "an embedding and no head" if mapped.head is None else "a head and no embedding"
         raise ModelLoadError(
-            f"the draft brings {lone} of its own, and llama.cpp would take one for both; "
-            "the checkpoint is incomplete"
+            f"the draft brings {lone} of its own, and llama.cpp would take one for both; the "
+            "checkpoint is incomplete, or give --standalone, which takes the other from the target"
         )
     why = "differ from the target's" if verdict == "different" else "are the draft's own"
     head = mapped.head or mapped.embedding
@@ -119,21 +119,22 @@ def _check(table: Weights | None, what: str, rows: int, wide: int) -> None:
         )
 
 
-def _verdict(mapped: Mapped, target: Target) -> str:
+def _verdict(mapped: Mapped, config: DraftConfig, target: Target) -> str:
     compared = []
     for own, theirs in ((mapped.embedding, target.embedding), (mapped.head, target.head)):
         if own is not None and theirs is not None:
-            compared.append(_equal(own, theirs))
+            # the mask's row may be the only one that was trained
+            compared.append(_equal(own, theirs, config.mask))
     if not compared:
         return "unknown"
     return "same" if all(compared) else "different"
 
 
-def _equal(own: Weights, theirs: Table) -> bool:
+def _equal(own: Weights, theirs: Table, mask: int) -> bool:
     if own.shape != theirs.shape:
         return False
-    picked = np.unique(np.linspace(0, own.n_rows - 1, SAMPLES).astype(int)).tolist()
-    for row in picked:
+    spread = np.linspace(0, own.n_rows - 1, SAMPLES).astype(int).tolist()
+    for row in sorted({mask, *spread}):
         a = floats(own.rows(row, row + 1))[0].astype(np.float64)
         b = theirs.rows(row, row + 1)[0].astype(np.float64)
         if theirs.exact:

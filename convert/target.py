@@ -153,7 +153,7 @@ def _from_folder(folder: Path) -> Target:
     if first_architecture(config).startswith(("DFlash", "DSpark")):
         raise ModelLoadError(f"{folder}: is a draft ({first_architecture(config)}), not a target")
     vocabulary = settings.whole("vocab_size")
-    embedding, head = _tables(folder, bool(settings.find("tie_word_embeddings")))
+    embedding, head = _tables(folder, _tied(settings))
     return Target(
         path=folder,
         architecture=_ARCHITECTURES.get(settings.text("model_type") or "", ""),
@@ -165,6 +165,14 @@ def _from_folder(folder: Path) -> Target:
         embedding=embedding,
         head=head,
     )
+
+
+def _tied(settings: Settings) -> bool:
+    """Whether a head that is not there is the embedding: unless the configuration says otherwise,
+    as many leave it to their class.
+    """
+    stated = settings.flag("tie_word_embeddings")
+    return (settings.flag("tie_embedding") if stated is None else stated) is not False
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from llamaspec import _version
 from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.description import FileDescription
-from llamaspec.runtime.quantize_output import staged
+from llamaspec.runtime.staged import staged
 
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 _CONVERTER = "convert_hf_to_gguf.py"

@@ -1,12 +1,10 @@
-"""Writes a GGUF piece by piece, under a temporary name until all of it is there and checked."""
+"""Writes a GGUF piece by piece."""
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import gguf
 import numpy as np
@@ -16,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from llamaspec.convert.keys import Value
 from llamaspec.convert.outtype import OutType, file_type
 from llamaspec.convert.weights import Piece, Weights, bf16, floats
-from llamaspec.errors import ModelLoadError, OptionError
+from llamaspec.errors import ModelLoadError
 
 _FLOATS = ("F32", "F16", "BF16")
 PIECE = 4 << 20
@@ -65,35 +63,6 @@ def stored_size(shape: tuple[int, ...], kind: str) -> int:
     return math.prod(shape) // block * size
 
 
-@contextmanager
-def new_file(path: Path, force: bool) -> Iterator[Path]:
-    """A temporary name beside `path`, that becomes `path` if nothing fails; else it is removed.
-
-    Raises:
-        OptionError: the output exists and `force` is false, or its folder is no folder.
-    """
-    check_output(path, force)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def check_output(path: Path, force: bool) -> None:
-    """Raise OptionError unless `path` can be written."""
-    if path.is_dir():
-        raise OptionError(f"{path}: is a folder; give the name of the GGUF to write")
-    if path.exists() and not force:
-        raise OptionError(f"{path}: exists; give another name, or --force to replace it")
-    if not path.parent.is_dir():
-        raise OptionError(f"{path.parent}: there is no such folder")
-    if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"{path.parent}: cannot be written to")
-
-
 def write(path: Path, output: Output, on_progress: Progress | None = None) -> None:
     """Write all of it; `on_progress` gets bytes done and bytes in all.
 
@@ -125,7 +94,10 @@ def write(path: Path, output: Output, on_progress: Progress | None = None) -> No
 
 
 def _write_data(
-    writer: gguf.GGUFWriter, file: Any, output: Output, on_progress: Progress | None  # noqa: ANN401
+    writer: gguf.GGUFWriter,
+    file: BinaryIO,
+    output: Output,
+    on_progress: Progress | None,
 ) -> None:
     sizes = output.sizes
     done, total = 0, sum(sizes.values())
@@ -146,7 +118,7 @@ def _write_data(
         _pad(file, done - at, writer.data_alignment)
 
 
-def _pad(file: Any, size: int, alignment: int) -> None:  # noqa: ANN401
+def _pad(file: BinaryIO, size: int, alignment: int) -> None:
     file.write(bytes(-size % alignment))
 
 

@@ -14,6 +14,7 @@ SCHEME = "hf://"
 _REFERENCE = re.compile(
     r"hf://(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>[^@]+))?", re.IGNORECASE
 )
+_REPOSITORY = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^@]+))?")
 _PART = re.compile(r"(?P<prefix>.*)-00001-of-(?P<count>\d{5})\.gguf")
 
 
@@ -48,13 +49,57 @@ def _parts(name: str) -> list[str]:
     return [f"{prefix}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
 
 
+def is_repository(reference: str) -> bool:
+    """Whether a reference names a repository of the Hub, and nothing on this machine."""
+    named = _REPOSITORY.fullmatch(reference) is not None
+    return named and (reference.startswith(SCHEME) or not Path(reference).exists())
+
+
+def fetch_files(reference: str, revision: str | None, patterns: list[str]) -> tuple[Path, str, str]:
+    """Download some files of a repository into the Hub's cache; broken downloads are resumed.
+
+    Args:
+        reference: `owner/repo` or `hf://owner/repo`, either with `@revision` at its end.
+        revision: branch, tag or commit; None for what the reference says, or else main.
+        patterns: names of files, with wildcards; files in folders are left out.
+
+    Returns:
+        The folder that holds them, the repository, and the commit.
+
+    Raises:
+        ModelLoadError: no such repository or revision, no access to it, or no network.
+    """
+    match = _REPOSITORY.fullmatch(reference)
+    if match is None:
+        raise OptionError(f"{reference}: not of the form owner/repo")
+    revision = revision or match["revision"]
+    from huggingface_hub import snapshot_download
+
+    with _told(reference, match["repo"], revision), _quiet_unless_terminal():
+        folder = snapshot_download(
+            match["repo"], revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+        )
+    return Path(folder), match["repo"], Path(folder).name
+
+
 def _download(repo: str, name: str, revision: str | None, reference: str) -> Path:
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import hf_hub_download
+
+    with _told(reference, repo, revision, name), _quiet_unless_terminal():
+        return Path(hf_hub_download(repo, name, revision=revision))
+
+
+@contextmanager
+def _told(
+    reference: str, repo: str, revision: str | None, name: str | None = None
+) -> Iterator[None]:
+    """Turn the client's errors into one line."""
+    from huggingface_hub import errors
 
     where = f"{repo} at {revision}" if revision else repo
     try:
-        with _quiet_unless_terminal():
-            return Path(hf_hub_download(repo, name, revision=revision))
+        yield
+        return
     except errors.GatedRepoError:
         problem = f"{repo} is gated: accept its terms on its page, then log in with `hf auth login`"
     except errors.RepositoryNotFoundError:

@@ -23,10 +23,14 @@ KEPT = (
     "LICENSE",
     "cmake",
     "common",
+    "conversion",
+    "convert_hf_to_gguf.py",
     "examples/speculative-simple",
     "ggml",
+    "gguf-py",
     "include",
     "licenses",
+    "requirements",
     "scripts",
     "src",
     "tools",
@@ -71,7 +75,8 @@ def choose(root: Path, explicit: Path | None, pinned: str) -> Source:
     if is_llama_tree(submodule):
         return _directory(submodule)
     archive = cache_dir() / f"{SDIST.replace('==', '-')}.tar.gz"
-    return Source(archive, is_archive=True, commit=pinned, identity=SDIST_SHA256)
+    identity = hashlib.sha256(f"{SDIST_SHA256} {KEPT}".encode()).hexdigest()
+    return Source(archive, is_archive=True, commit=pinned, identity=identity)
 
 
 def is_llama_tree(path: Path) -> bool:

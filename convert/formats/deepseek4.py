@@ -6,7 +6,7 @@ Anchor-first. Only shards that hold `mtp.*` tensors are opened.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from llamaspec.convert.checkpoint import Checkpoint
@@ -62,6 +62,7 @@ _UNUSED = {
     "ffn.gate.bias_vl": "for images",
     "ffn.gate.tid2eid": "routing by hash, which drafts do not use",
 }
+Wanted = Callable[[str], bool]
 _GATES = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}
 
 

@@ -47,7 +47,7 @@ def configure(source: Checkpoint, target: Target) -> DraftConfig:
             f"selector_top_k {sizes['selector_top_k']} needs {lattice} elements of the width "
             f"{config.shape.width}: llama.cpp hands its scores over in one row"
         )
-    return replace(config, anchor_first=None, extra=config.extra | sizes)
+    return replace(config, anchor_first=None, extra={**config.extra, **sizes})
 
 
 def map_tensors(source: Checkpoint, config: DraftConfig) -> Mapped:

@@ -2,12 +2,18 @@
 
 `aux_hidden_state_layer_ids` count hidden states, of which 0 is the embedding: a layer's input, and
 so what GGUF stores. Without `sample_from_anchor` it is bonus-anchor. A reduced vocabulary comes
-with `d2t`, stored as offsets, and with its own head.
+with `d2t`, stored as offsets, and with its own head. Layers with a sliding window are causal inside
+the block where `sliding_window_non_causal` is false; others never are.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from llamaspec.convert.checkpoint import Checkpoint
 from llamaspec.convert.dense import Choices, decoder_taps, dense_config, map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
+from llamaspec.convert.settings import Settings
 from llamaspec.convert.target import Target
 
 _SCHEMA = ("transformer_layer_config", "aux_hidden_state_layer_ids")
@@ -30,7 +36,21 @@ def configure(source: Checkpoint, target: Target) -> DraftConfig:
             f"aux_hidden_state_layer_ids is {list(states)}: hidden states are counted from 0"
         )
     taps = states if states is not None else decoder_taps(settings)
-    return dense_config(source, target, Choices(taps, anchor_first=False))
+    config = dense_config(source, target, Choices(taps, anchor_first=False))
+    return replace(config, extra={**_causality(settings, config.extra), **config.extra})
+
+
+def _causality(settings: Settings, extra: Mapping[str, Any]) -> dict[str, Any]:
+    windowed = extra.get("attention.sliding_window_pattern", [])
+    if not any(windowed) or settings.flag("sliding_window_non_causal") is not False:
+        return {}
+    if not all(windowed):
+        raise settings.wrong(
+            "sliding_window_non_causal is false and some layers have no window: those attend both "
+            "ways inside the block, and llama.cpp's draft graph has one rule for all layers; "
+            "--set sliding_window_non_causal=true converts it, to be tried for its acceptance"
+        )
+    return {"attention.causal": True}
 
 
 def map_tensors(source: Checkpoint, config: DraftConfig) -> Mapped:

@@ -45,7 +45,7 @@ def read_tokenizer(folder: Path, n_vocab: int) -> dict[str, TokenizerValue]:
     pieces = sentencepiece.read_pieces(folder / "tokenizer.model", required=raw is None)
     if pieces is not None:
         outline = None if raw is None else read_outline(path, raw)
-        special = special_metadata(outline, settings, n_vocab)
+        special = special_metadata(outline, settings, n_vocab, known=sentencepiece.KNOWN)
         metadata = sentencepiece.metadata(folder, pieces, settings.tokenizer or {}, n_vocab)
     elif raw is not None:
         definition = read_definition(path, raw)
@@ -53,13 +53,17 @@ def read_tokenizer(folder: Path, n_vocab: int) -> dict[str, TokenizerValue]:
         if definition.model.get("byte_fallback") is True:
             metadata = spaced_bpe.metadata(definition, settings.tokenizer or {}, n_vocab)
         else:
-            metadata = byte_level.metadata(definition, n_vocab)
+            metadata = byte_level.metadata(definition, settings.tokenizer or {}, n_vocab)
     else:
-        raise ModelLoadError(
-            f"{folder}: no tokenizer.json or tokenizer.model; save the tokenizer there first"
-        )
+        raise ModelLoadError(f"{folder}: no tokenizer.json or tokenizer.model{_others(folder)}")
     # the model's own keys come first, and win
     result = metadata | special | metadata
     if metadata["tokenizer.ggml.model"] == "gemma4" and "tokenizer.ggml.bos_token_id" not in result:
         raise ModelLoadError(f"{path}: no bos_token, with which llama.cpp begins such text")
     return result | chat_templates(folder, settings.tokenizer or {})
+
+
+def _others(folder: Path) -> str:
+    names = ("tekken.json", "tiktoken.model", "vocab.json")
+    found = [name for name in names if (folder / name).exists()]
+    return f"; save its {found[0]} as a tokenizer.json with transformers" if found else ""

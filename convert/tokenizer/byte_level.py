@@ -1,7 +1,11 @@
 """Byte-level BPE: GPT-2, Qwen, Llama 3 and what followed them."""
 
+from contextlib import suppress
+
 from llamaspec.convert.tokenizer.definition import AddedToken, Definition
+from llamaspec.convert.tokenizer.files import Fields
 from llamaspec.convert.tokenizer.pretokenizer import pre_name
+from llamaspec.convert.tokenizer.special import role_texts
 from llamaspec.convert.tokenizer.table import Metadata, Table, TokenType, looks_special, too_large
 
 
@@ -15,16 +19,20 @@ def _alphabet() -> dict[str, int]:
 _BYTES = _alphabet()
 
 
-def metadata(definition: Definition, n_vocab: int) -> Metadata:
-    """Return the `gpt2` model of a byte-level BPE. Raises ModelLoadError."""
+def metadata(definition: Definition, settings: Fields, n_vocab: int) -> Metadata:
+    """Return the `gpt2` model of a byte-level BPE.
+
+    settings: of tokenizer_config.json. Raises ModelLoadError.
+    """
+    special = role_texts(settings)
     pre = pre_name(definition)
     table = Table(definition.path, n_vocab)
     for token, text in definition.base_rows(n_vocab).items():
-        table.put(token, text, TokenType.NORMAL)
+        table.put(token, text, TokenType.CONTROL if text in special else TokenType.NORMAL)
     for added in definition.added:
         if added.id >= n_vocab:
             raise too_large(definition.path, added.id + 1, n_vocab)
-        table.put(added.id, *_text_and_type(added))
+        table.put(added.id, *_text_and_type(added, special))
     return (
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre}
         | table.metadata(scores=False)
@@ -32,11 +40,13 @@ def metadata(definition: Definition, n_vocab: int) -> Metadata:
     )
 
 
-def _text_and_type(added: AddedToken) -> tuple[str, TokenType]:
+def _text_and_type(added: AddedToken, special: set[str]) -> tuple[str, TokenType]:
     """llama.cpp looks for added tokens in the text itself, so theirs is text, not bytes."""
     text = added.content
     if not added.normalized and all(char in _BYTES for char in text):
-        text = bytes(_BYTES[char] for char in text).decode("utf-8", "replace")
-    if added.special or looks_special(text):
+        # where it is no text, it was meant as it stands
+        with suppress(UnicodeDecodeError):
+            text = bytes(_BYTES[char] for char in text).decode()
+    if added.special or added.content in special or looks_special(text):
         return text, TokenType.CONTROL
     return text.replace("\u2581", " "), TokenType.USER_DEFINED

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamaspec.convert.tokenizer.files import (
-    Fields,
-    fields,
-    items,
-    whole,
-)
+from llamaspec.convert.tokenizer.files import Fields, fields, items, shown, whole
 from llamaspec.convert.tokenizer.table import too_large
 from llamaspec.errors import ModelLoadError
 
@@ -98,12 +93,12 @@ def read_definition(path: Path, raw: Fields) -> Definition:
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind != "BPE":
         raise ModelLoadError(
-            f"{path}: a tokenizer of kind {_shown(kind)}; supported are BPE, and "
+            f"{path}: a tokenizer of kind {shown(kind)}; supported are BPE, and "
             "SentencePiece with a tokenizer.model"
         )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise ModelLoadError(f"{path}: {key} is {_shown(model[key])}, llama.cpp has no such")
+            raise ModelLoadError(f"{path}: {key} is {shown(model[key])}, llama.cpp has no such")
     vocabulary = _vocabulary(path, model.get("vocab"))
     for token in outline.added:
         if vocabulary.get(token.content, token.id) != token.id:
@@ -122,10 +117,10 @@ def read_definition(path: Path, raw: Fields) -> Definition:
 
 def _vocabulary(path: Path, value: object) -> dict[str, int]:
     if not isinstance(value, dict) or not value:
-        raise ModelLoadError(f"{path}: model.vocab is {_shown(value)}, expected text to id")
+        raise ModelLoadError(f"{path}: model.vocab is {shown(value)}, expected text to id")
     for text, token in value.items():
         if (number := whole(token)) is None or number < 0:
-            raise ModelLoadError(f"{path}: the id of {text[:40]!r} is {_shown(token)}")
+            raise ModelLoadError(f"{path}: the id of {text[:40]!r} is {shown(token)}")
     return value
 
 
@@ -137,7 +132,7 @@ def _merges(path: Path, value: object, vocabulary: Mapping[str, int]) -> list[tu
             case [str(left), str(right)] if left and right:
                 pairs.append((left, right))
             case _:
-                raise ModelLoadError(f"{path}: merge {index} is {_shown(item)}, expected a pair")
+                raise ModelLoadError(f"{path}: merge {index} is {shown(item)}, expected a pair")
         for text in (left, right, left + right):
             if text not in vocabulary:
                 raise ModelLoadError(f"{path}: merge {index} makes use of no token {text[:40]!r}")
@@ -152,7 +147,7 @@ def _added(path: Path, value: object) -> list[AddedToken]:
     for item in map(fields, items(value)):
         token, text = whole(item.get("id")), item.get("content")
         if token is None or token < 0 or not isinstance(text, str) or not text:
-            raise ModelLoadError(f"{path}: an added token is {_shown(dict(item))}")
+            raise ModelLoadError(f"{path}: an added token is {shown(item)}")
         if ids.setdefault(text, token) != token:
             raise _two_ids(path, text, ids[text], token)
         if token in found and found[token].content != text:
@@ -180,7 +175,3 @@ def flattened(value: object, inner: str) -> list[Fields]:
         elif step:
             steps.append(step)
     return steps
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:60]

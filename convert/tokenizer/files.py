@@ -1,6 +1,7 @@
 """Bounded reading of a checkpoint's small files, and typed looks into their JSON."""
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from llamaspec.errors import ModelLoadError
 
 Fields = Mapping[str, object]
 
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = 300  # a regular expression
+_SHOWN.maxdict = 8
 MAX_TOKENIZER = 128 << 20
 """Bytes of the largest tokenizer.json or tokenizer.model; published ones stay below 40 MiB."""
 MAX_SETTINGS = 16 << 20
@@ -16,15 +20,15 @@ MAX_SETTINGS = 16 << 20
 
 def read_bytes(path: Path, limit: int) -> bytes | None:
     """A file's bytes, None where there is none. Raises ModelLoadError above `limit` bytes."""
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > limit:
-        raise ModelLoadError(f"{path}: {path.stat().st_size} bytes, at most {limit} are read")
+        raise ModelLoadError(f"{path}: larger than {limit} bytes, too large for such a file")
     return data
 
 
@@ -71,3 +75,8 @@ def content(value: object) -> str | None:
 def whole(value: object) -> int | None:
     """An integer, None for anything else (JSON's true and false among it)."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def shown(value: object) -> str:
+    """A value of a file for a message, cut short however large or deep it is."""
+    return _SHOWN.repr(value)

@@ -5,7 +5,7 @@ constructor of `llm_tokenizer_bpe`, has for each name the one that llama.cpp run
 """
 
 from llamaspec.convert.tokenizer.definition import Definition
-from llamaspec.convert.tokenizer.files import Fields, fields
+from llamaspec.convert.tokenizer.files import Fields, fields, shown
 from llamaspec.errors import ModelLoadError
 
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -96,14 +96,14 @@ def pre_name(definition: Definition) -> str:
     for step in definition.normalizers:
         # llama.cpp does not compose either; its converter passes over this one, too
         if step.get("type") != "NFC":
-            raise ModelLoadError(f"{path}: normalizer {_shown(step)} is unknown to llama.cpp")
+            raise ModelLoadError(f"{path}: normalizer {shown(step)} is unknown to llama.cpp")
     steps = [part for step in definition.pre_tokenizers for part in _parts(definition, step)]
     if not any(step.get("type") == "ByteLevel" for step in definition.pre_tokenizers):
         raise ModelLoadError(f"{path}: neither byte-level nor byte_fallback, unknown to llama.cpp")
     name = _NAMES.get(tuple(steps))
     if name is None:
-        shown = " then ".join(map(repr, steps))[:600]
-        raise ModelLoadError(f"{path}: llama.cpp has no pre-tokenizer for {shown or 'no split'}")
+        text = " then ".join(map(repr, steps))[:600] or "no split"
+        raise ModelLoadError(f"{path}: llama.cpp has no pre-tokenizer for {text}")
     if name == "smollm" and definition.normalizers:
         return "command-r"
     return _like_llama_3(definition) if name == "llama-bpe" else name
@@ -129,7 +129,7 @@ def _parts(definition: Definition, step: Fields) -> list[str]:
             regex = fields(step.get("pattern")).get("Regex")
             if isinstance(regex, str) and _isolated(step, regex):
                 return [regex.replace("\r", r"\r").replace("\n", r"\n")]
-    raise ModelLoadError(f"{definition.path}: pre-tokenizer {_shown(step)} is unknown to llama.cpp")
+    raise ModelLoadError(f"{definition.path}: pre-tokenizer {shown(step)} is unknown to llama.cpp")
 
 
 def _isolated(step: Fields, regex: str) -> bool:
@@ -138,7 +138,3 @@ def _isolated(step: Fields, regex: str) -> bool:
     # to keep only the matches is the same where every character is in one
     keeps = step.get("behavior") == "Removed" and step.get("invert") is True
     return keeps and regex.endswith((r"|\s+", r"|\s{1}"))
-
-
-def _shown(step: Fields) -> str:
-    return repr(dict(step))[:300]

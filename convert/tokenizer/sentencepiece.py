@@ -3,6 +3,7 @@
 Numbers of fields and types are those of sentencepiece_model.proto (google/sentencepiece).
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from llamaspec.convert.tokenizer.files import (
     fields,
     read_bytes,
     read_object,
+    shown,
     whole,
 )
 from llamaspec.convert.tokenizer.table import (
+    BYTE,
     Metadata,
     Table,
     TokenType,
@@ -26,6 +29,9 @@ from llamaspec.convert.tokenizer.table import (
     too_large,
 )
 from llamaspec.errors import ModelLoadError
+
+KNOWN = ("bos", "eos")
+"""Roles that llama.cpp's `llama` model gives ids, 1 and 2, where a GGUF does not."""
 
 _PIECE, _NORMALIZER = 1, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
@@ -113,7 +119,7 @@ def _put_added(table: Table, folder: Path, settings: Fields) -> None:
 def _id(path: Path, value: object) -> int:
     number = whole(value)
     if number is None or number < 0:
-        raise ModelLoadError(f"{path}: {value!r:.60} is no id of a token")
+        raise ModelLoadError(f"{path}: {shown(value)} is no id of a token")
     return number
 
 
@@ -144,8 +150,10 @@ def _piece(data: memoryview) -> tuple[str, float, TokenType]:
             score = value
         elif number == _TYPE and isinstance(value, int):
             kind = value
-    if not text or not TokenType.NORMAL <= kind <= TokenType.BYTE:
-        raise _WireError(f"piece {text[:40]!r} of type {kind}")
+    if not text or not TokenType.NORMAL <= kind <= TokenType.BYTE or not math.isfinite(score):
+        raise _WireError(f"piece {text[:40]!r} of type {kind} with score {score}")
+    if kind == TokenType.BYTE and not BYTE.fullmatch(text):
+        raise _WireError(f"piece {text[:40]!r} stands for no byte")
     # llama.cpp's converter leaves these normal unless they are among the added tokens
     return text, score, TokenType(TokenType.NORMAL if kind == _USER_DEFINED else kind)
 

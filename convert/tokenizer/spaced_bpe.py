@@ -2,15 +2,13 @@
 tokenizer.json.
 """
 
-import re
-
 from llamaspec.convert.tokenizer.definition import Definition
-from llamaspec.convert.tokenizer.files import Fields, content, fields, items
-from llamaspec.convert.tokenizer.table import Metadata, Table, TokenType
+from llamaspec.convert.tokenizer.files import Fields, fields, shown
+from llamaspec.convert.tokenizer.special import role_texts
+from llamaspec.convert.tokenizer.table import BYTE, Metadata, Table, TokenType
 from llamaspec.errors import ModelLoadError
 
 _SPACE = "\u2581"
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _ADDED_SCORE = -1000.0
 _UNREACHED = -1e6
 # Gemma 4's marks of channels and tool calls: its chat parser has to see them in the text
@@ -32,7 +30,7 @@ def metadata(definition: Definition, settings: Fields, n_vocab: int) -> Metadata
     scores = _scores(definition) if prefixed else {}
     table = Table(definition.path, n_vocab, _ADDED_SCORE)
     rows = definition.base_rows(n_vocab)
-    special = _special_texts(settings)
+    special = role_texts(settings)
     for token, text in rows.items():
         kind = _type(text, special, visible=not prefixed)
         table.put(token, text, kind, scores.get(text, _UNREACHED) if prefixed else _ADDED_SCORE)
@@ -67,7 +65,7 @@ def _space_in_front(definition: Definition) -> bool:
             case "Replace", _, "\u2581" if fields(step.get("pattern")).get("String") == " ":
                 replaced = True
             case _:
-                raise ModelLoadError(f"{path}: normalizer {_shown(step)} is unknown to llama.cpp")
+                raise ModelLoadError(f"{path}: normalizer {shown(step)} is unknown to llama.cpp")
     for step in definition.pre_tokenizers:
         match step.get("type"):
             case "Metaspace" if step.get("replacement") == _SPACE and step.get("split") is False:
@@ -78,7 +76,7 @@ def _space_in_front(definition: Definition) -> bool:
                 pass
             case _:
                 raise ModelLoadError(
-                    f"{path}: pre-tokenizer {_shown(step)} is unknown to llama.cpp here"
+                    f"{path}: pre-tokenizer {shown(step)} is unknown to llama.cpp here"
                 )
     if not replaced:
         raise ModelLoadError(
@@ -90,25 +88,13 @@ def _space_in_front(definition: Definition) -> bool:
 def _scores(definition: Definition) -> dict[str, float]:
     scores: dict[str, float] = {}
     for rank, (left, right) in enumerate(definition.merges):
-        scores.setdefault(left + right, -float(rank))
+        scores.setdefault(left + right, float(-rank))
     return scores
 
 
 def _type(text: str, special: set[str], *, visible: bool) -> TokenType:
     if visible and text in _VISIBLE:
         return TokenType.USER_DEFINED
-    if _BYTE.fullmatch(text):
+    if BYTE.fullmatch(text):
         return TokenType.BYTE
     return TokenType.CONTROL if text in special else TokenType.NORMAL
-
-
-def _special_texts(settings: Fields) -> set[str]:
-    """The tokens that tokenizer_config.json gives a role, which transformers calls special."""
-    named = [value for key, value in settings.items() if key.endswith("_token")]
-    for key in ("extra_special_tokens", "additional_special_tokens"):
-        named += [*items(settings.get(key)), *fields(settings.get(key)).values()]
-    return {text for text in map(content, named) if text}
-
-
-def _shown(step: Fields) -> str:
-    return repr(dict(step))[:300]

@@ -100,8 +100,13 @@ class _Roles:
             self.tokens["sep"] = self.tokens["sep"] or self.tokens["eos"]
 
 
-def special_metadata(outline: Outline | None, settings: Settings, n_vocab: int) -> Metadata:
-    """Return the `*_token_id` and `add_*_token` keys; ids outside [0, n_vocab) are left out."""
+def special_metadata(
+    outline: Outline | None, settings: Settings, n_vocab: int, known: tuple[str, ...] = ()
+) -> Metadata:
+    """Return the `*_token_id` and `add_*_token` keys; ids outside [0, n_vocab) are left out.
+
+    known: roles whose token llama.cpp knows of itself; no other is added without an id.
+    """
     roles = _Roles(settings.tokenizer or {})
     for processor in outline.post_processors if outline else []:
         roles.process(processor)
@@ -119,8 +124,9 @@ def special_metadata(outline: Outline | None, settings: Settings, n_vocab: int) 
     result: Metadata = {
         f"tokenizer.ggml.{_ID_KEYS[k]}_token_id": token for k, token in ids.items() if k in _ID_KEYS
     }
-    # llama.cpp ends the process where it is to add a token that it does not know
-    flags = {k: flag and k in ids for k, flag in roles.added.items() if k in _ADDABLE}
+    # without an id llama.cpp would add token 11, or end the process
+    usable = {*ids, *known}
+    flags = {k: flag and k in usable for k, flag in roles.added.items() if k in _ADDABLE}
     return result | {f"tokenizer.ggml.add_{k}_token": flag for k, flag in flags.items()}
 
 
@@ -140,6 +146,14 @@ def _from_tokenizer(
         if token is not None and token < n_vocab:
             ids[kind] = token
     return ids
+
+
+def role_texts(settings: Fields) -> set[str]:
+    """The tokens that tokenizer_config.json gives a role; transformers makes each a special one."""
+    named = [value for key, value in settings.items() if key.endswith("_token")]
+    for key in ("extra_special_tokens", "additional_special_tokens"):
+        named += [*items(settings.get(key)), *fields(settings.get(key)).values()]
+    return {text for text in map(content, named) if text}
 
 
 def _special(item: object) -> str | None:

@@ -1,5 +1,6 @@
 """The rows of a vocabulary: text, score and type by token id."""
 
+import re
 from enum import IntEnum
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from llamaspec.errors import ModelLoadError
 
 TokenizerValue = str | int | bool | list[str] | list[int] | list[float]
 Metadata = dict[str, TokenizerValue]
+
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that stands for a byte outside the vocabulary."""
 
 
 class TokenType(IntEnum):

@@ -3,9 +3,12 @@
 import typer
 
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
+from llamaspec.cli.convert import convert
+from llamaspec.cli.convert_target import convert_target
 from llamaspec.cli.doctor import doctor
 from llamaspec.cli.guard import accept_any_text
 from llamaspec.cli.inspect import inspect
+from llamaspec.cli.quantize import quantize
 from llamaspec.cli.run import run
 
 app = typer.Typer(
@@ -18,6 +21,9 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(inspect)
+app.command()(convert)
+app.command("convert-target")(convert_target)
+app.command()(quantize)
 app.command()(doctor)
 
 

@@ -114,6 +114,7 @@ def _common_rows(description: "FileDescription") -> list[tuple[str, str]]:
         ("vocabulary", f"{description.n_vocab} tokens, {description.tokenizer or 'no tokenizer'}"),
         ("context", str(description.context_length)),
         ("chat template", "yes" if description.has_chat_template else "no"),
+        *([("converted from", ", ".join(description.source))] if description.source else []),
     ]
 
 

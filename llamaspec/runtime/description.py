@@ -26,6 +26,7 @@ wavtokenizer-dec
 OTHER_ARCHITECTURES = frozenset(_OTHERS.split())
 _OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
 _DEFAULT_DFLASH_BLOCK = 16
+_MAX_SOURCES = 4096
 # by the number in general.file_type, under the name that llama-quantize knows
 _FILE_TYPE_NAMES = """
 F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K
@@ -124,6 +125,8 @@ class FileDescription:
         tied: has no `output` of its own; the embedding serves as head.
         mrope: positions are multi-dimensional (M-RoPE).
         draft: details of a draft, else None.
+        source: what `llamaspec convert` noted of where it came from: packaging, repository,
+            revision, files with the beginning of their sha256.
     """
 
     path: Path
@@ -143,6 +146,7 @@ class FileDescription:
     tied: bool
     mrope: bool
     draft: DraftDescription | None = field(default=None)
+    source: tuple[str, ...] = ()
 
 
 def read_description(file: GGUFFile) -> FileDescription:
@@ -179,7 +183,17 @@ def read_description(file: GGUFFile) -> FileDescription:
         tied="output.weight" not in file.tensors,
         mrope=f"{arch}.rope.dimension_sections" in keys,
         draft=_read_draft(file, keys) if kind == "draft" else None,
+        source=_source(keys),
     )
+
+
+def _source(keys: Keys) -> tuple[str, ...]:
+    named = (keys.text(f"llamaspec.source.{part}") for part in ("packaging", "repository"))
+    revision = keys.text("llamaspec.source.revision")
+    files = keys.strings("llamaspec.source.files", _MAX_SOURCES)
+    digests = keys.strings("llamaspec.source.sha256", _MAX_SOURCES)
+    listed = (f"{name} {digest[:16]}" for name, digest in zip(files, digests, strict=False))
+    return (*filter(None, named), *([f"at {revision[:12]}"] if revision else []), *listed)
 
 
 def _kind(file: GGUFFile, keys: Keys) -> Kind:

@@ -106,7 +106,11 @@ class GGUFFile:
         info = self._info(name)
         if info.type not in _INTEGER_TYPES:
             raise ModelLoadError(f"{self.path}: tensor {name!r} has type {info.type}, not integers")
-        return np.frombuffer(self._bytes(info), _INTEGER_TYPES[info.type]).astype(np.int64).reshape(info.shape)
+        return (
+            np.frombuffer(self._bytes(info), _INTEGER_TYPES[info.type])
+            .astype(np.int64)
+            .reshape(info.shape)
+        )
 
     def close(self) -> None:
         """Unmap the file; safe to call again."""

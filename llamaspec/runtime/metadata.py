@@ -61,6 +61,16 @@ class Keys:
             raise self._wrong(key, value, f"an array of at most {most} integers")
         return items
 
+    def strings(self, key: str, most: int) -> tuple[str, ...]:
+        """An array of at most `most` strings, () where the key is absent."""
+        value = self._metadata.get(key, ())
+        if not isinstance(value, (MetaArray, tuple)) or len(value) > most:
+            raise self._wrong(key, value, f"an array of at most {most} strings")
+        items = tuple(item for item in value if isinstance(item, str))
+        if len(items) != len(value):
+            raise self._wrong(key, value, f"an array of at most {most} strings")
+        return items
+
     def length(self, key: str) -> int | None:
         """Length of an array, None where the key is absent or something else."""
         value = self._metadata.get(key)

@@ -48,6 +48,8 @@ lfm2moe mamba mamba2 minimax-01 nemotron_h nemotron_h_moe plamo2 qwen35 qwen35mo
 qwen4exp rwkv6 rwkv6qwen2 rwkv7
 """
 RECURRENT_ARCHITECTURES = frozenset(_RECURRENT.split())
+FOREIGN_DRAFTS = frozenset({"dspark", "dflash-draft", "qwen35-dflash-draft"})
+"""Drafts of vendors' and older layouts, which `llamaspec convert` rewrites."""
 _ENCODER_DECODERS = frozenset({"t5"})
 
 
@@ -113,6 +115,13 @@ def target_problems(target: FileDescription) -> Iterator[str]:
 def draft_problems(draft: FileDescription) -> Iterator[str]:
     """Why a file cannot be a draft; empty where it can."""
     if draft.draft is None:
+        if draft.architecture in FOREIGN_DRAFTS:
+            yield (
+                f"{draft.path}: is a draft in a layout of architecture {draft.architecture}; "
+                f"llamaspec convert {draft.path.name} --target TARGET -o DRAFT.gguf makes one that "
+                "can be loaded"
+            )
+            return
         what = "is a model by itself" if draft.kind == "target" else "is no block draft"
         yield (
             f"{draft.path}: {what} (architecture {draft.architecture}), and a draft must be of "

@@ -51,7 +51,7 @@ def make_rope(
 ) -> Rope:
     """Read `rope_parameters` (or `rope_scaling` with a theta); longest: max_position_embeddings.
 
-    Raises ModelLoadError for a kind that is none of default, linear, proportional and yarn.
+    Raises ModelLoadError for a kind that is none of default, linear, llama3, proportional and yarn.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     base, factor = float(parameters["rope_theta"]), float(parameters.get("factor") or 1.0)
@@ -66,11 +66,30 @@ def make_rope(
         return Rope(frequency, interleaved=interleaved)
     if kind == "linear":
         return Rope(frequency / factor, interleaved=interleaved)
+    if kind == "llama3":
+        return Rope(_llama3(parameters, frequency, factor), interleaved=interleaved)
     if kind != "yarn":
-        raise ModelLoadError(f"RoPE of kind {kind!r}: there is default, linear, proportional, yarn")
+        raise ModelLoadError(
+            f"RoPE of kind {kind!r}: there is default, linear, llama3, proportional, yarn"
+        )
     kept = _yarn_kept(parameters, base, n_rot, longest)
     frequency = frequency * (kept + (1 - kept) / factor)
     return Rope(frequency, _yarn_scale(parameters, factor), interleaved)
+
+
+def _llama3(
+    parameters: Mapping[str, Any], frequency: npt.NDArray[np.float64], factor: float
+) -> npt.NDArray[np.float64]:
+    """Llama 3.1: waves longer than original / low are divided by the factor, those shorter than
+    original / high stay, and between them the two are blended by how often they fit.
+    """
+    original = parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    wave = 2 * math.pi / frequency
+    smooth = (original / wave - low) / (high - low)
+    blended = (1 - smooth) * frequency / factor + smooth * frequency
+    short = np.where(wave < original / high, frequency, blended)
+    return np.where(wave > original / low, frequency / factor, short)
 
 
 def _yarn_kept(

@@ -25,7 +25,7 @@ FLOORS = [
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 # rooms beside the house, in folders of their own, and what they may import
 BESIDE = {
-    "convert": {"runtime", "options", "errors", "_version"},
+    "convert": {"hub", "runtime", "options", "errors", "_version"},
     "bench": {"session", "completion", "trace", "hub", "demo", "options", "errors", "_version"},
 }
 

@@ -7,6 +7,16 @@ typedef int32_t llama_pos;
 typedef int32_t llama_token;
 typedef int32_t llama_seq_id;
 
+enum llama_ftype {
+    LLAMA_FTYPE_ALL_F32, LLAMA_FTYPE_MOSTLY_F16, LLAMA_FTYPE_MOSTLY_BF16,
+    LLAMA_FTYPE_MOSTLY_Q1_0, LLAMA_FTYPE_MOSTLY_Q2_0, LLAMA_FTYPE_MOSTLY_Q4_0, LLAMA_FTYPE_MOSTLY_Q4_1,
+    LLAMA_FTYPE_MOSTLY_Q5_0, LLAMA_FTYPE_MOSTLY_Q5_1, LLAMA_FTYPE_MOSTLY_Q8_0, LLAMA_FTYPE_MOSTLY_MXFP4_MOE,
+    LLAMA_FTYPE_MOSTLY_TQ1_0, LLAMA_FTYPE_MOSTLY_TQ2_0,
+    LLAMA_FTYPE_MOSTLY_Q2_K, LLAMA_FTYPE_MOSTLY_Q3_K_S, LLAMA_FTYPE_MOSTLY_Q3_K_M, LLAMA_FTYPE_MOSTLY_Q3_K_L,
+    LLAMA_FTYPE_MOSTLY_Q4_K_S, LLAMA_FTYPE_MOSTLY_Q4_K_M, LLAMA_FTYPE_MOSTLY_Q5_K_S, LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    LLAMA_FTYPE_MOSTLY_Q6_K, LLAMA_FTYPE_MOSTLY_IQ3_S, LLAMA_FTYPE_MOSTLY_IQ3_M, LLAMA_FTYPE_MOSTLY_IQ4_NL,
+    LLAMA_FTYPE_MOSTLY_IQ4_XS, ...
+};
 enum llama_flash_attn_type { LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED, ... };
 
 struct llama_model_params {
@@ -37,13 +47,30 @@ typedef struct llama_sampler_chain_params {
     ...;
 } llama_sampler_chain_params;
 
+struct llama_model_tensor_override {
+    const char * pattern;
+    enum ggml_type type;
+};
+
+typedef struct llama_model_quantize_params {
+    int32_t nthread;
+    enum llama_ftype ftype;
+    bool allow_requantize;
+    bool dry_run;
+    const struct llama_model_tensor_override * tt_overrides;
+    ...;
+} llama_model_quantize_params;
+
 struct llama_model_params llama_model_default_params(void);
 struct llama_context_params llama_context_default_params(void);
 struct llama_sampler_chain_params llama_sampler_chain_default_params(void);
+struct llama_model_quantize_params llama_model_quantize_default_params(void);
 
 void llama_backend_init(void);
 void llama_model_free(struct llama_model * model);
 void llama_free(struct llama_context * ctx);
+
+uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out, const llama_model_quantize_params * params);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
 
