@@ -169,12 +169,11 @@ def joined(header: bytes, data: bytes) -> bytes:
 def reheaded(shard: bytes, rng: random.Random) -> bytes:
     """Tensors renamed, reshaped, retyped, moved, left out or doubled, and their values spoilt."""
     header, data = split(shard)
-    for _ in range(rng.choice([1, 1, 2])):
-        name = rng.choice(list(header))
+    for name in rng.sample(list(header), rng.choice([1, 1, 2])):
         entry = header[name]
         how = rng.randrange(8)
         if how == 0 or "shape" not in entry:
-            header[rng.choice([*_WORDS, name + "x", "model." + name, *header])] = header.pop(name)
+            header[rng.choice([*_WORDS, name + "x", "model." + name])] = header.pop(name)
         elif how == 1:
             del header[name]
         elif how == 2:

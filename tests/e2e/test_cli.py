@@ -43,8 +43,17 @@ print("heavy:", [name for name in heavy if name in sys.modules])
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["run", "--help"], ["inspect", "-h"], ["doctor", "-h"], ["--version"],
-     ["convert", "-h"], ["convert-target", "-h"], ["quantize", "-h"]]
+    "words",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["inspect", "-h"],
+        ["doctor", "-h"],
+        ["--version"],
+        ["convert", "-h"],
+        ["convert-target", "-h"],
+        ["quantize", "-h"],
+    ],
 )
 def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
     program = HELP.format(words=words)
@@ -59,7 +68,15 @@ def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
 
 def test_help_names_every_command_and_option() -> None:
     overview = llamaspec("--help").stdout
-    for command in ("run", "inspect", "convert", "convert-target", "quantize", "doctor", "--version"):
+    for command in (
+        "run",
+        "inspect",
+        "convert",
+        "convert-target",
+        "quantize",
+        "doctor",
+        "--version",
+    ):
         assert command in overview
     usage = llamaspec("run", "--help").stdout
     options = "-m --model -d --draft -n --max-tokens --draft-max --plain --compare --json --stop"
