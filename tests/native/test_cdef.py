@@ -6,34 +6,11 @@ from pathlib import Path
 import pytest
 
 import build
+from tools.drift import CDEF, HEADERS, prototypes
 from vendor.llama_source import patch_digest, patch_files
 
 _native = pytest.importorskip("llamaspec._native")
 pytestmark = pytest.mark.native
-
-CDEF = build.NATIVE / "cdef"
-HEADERS = {
-    "llama.h": ("include/llama.h",),
-    "ggml.h": ("ggml/include/ggml.h", "ggml/include/ggml-backend.h", "ggml/include/gguf.h"),
-}
-
-
-def prototypes(text: str) -> dict[str, str]:
-    """Function name -> its prototype with comments, macros and spacing normalised."""
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
-    text = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*$", " ", text, flags=re.MULTILINE)
-    text = text.replace('extern "C" {', " ")
-    while (bare := re.sub(r"\{[^{}]*\}", " ", text)) != text:
-        text = bare
-    found: dict[str, str] = {}
-    for statement in text.split(";"):
-        plain = re.sub(r"\b(?:LLAMA|GGML|GGML_BACKEND)_API\b|\bextern\b", " ", statement)
-        plain = re.sub(r'\bDEPRECATED\s*\((.*),\s*"[^"]*"\s*\)', r"\1", plain, flags=re.DOTALL)
-        plain = re.sub(r"\s*([*(),])\s*", r" \1 ", " ".join(plain.split()))
-        plain = " ".join(plain.split())
-        if name := re.search(r"\b(\w+) \(", plain):
-            found.setdefault(name[1], plain)
-    return found
 
 
 def declared() -> list[tuple[str, str, str]]:
