@@ -44,7 +44,8 @@ def test_nothing_drifted_from_the_pinned_tree(pristine: Path) -> None:
 def test_a_changed_line_names_the_patch_and_the_file(pristine: Path, patch: Path) -> None:
     body = patch.read_text()
     name = re.search(r"^\+\+\+ b/(\S+)", body, re.MULTILINE)
-    context = re.search(r"^@@.*\n(?: *\n)* ([ \t]*\S.{8,})$", body, re.MULTILINE)
+    hunk = body[body.index("\n@@") :]
+    context = re.search(r"^ ([ \t]*\S.{12,})$", hunk, re.MULTILINE)
     assert name
     assert context
     text = edited(pristine, name[1], re.escape(context[1]), "changed")
