@@ -165,7 +165,7 @@ def check_tensors(plan: Plan, required: Shapes, optional: Shapes) -> None:
         right = required.get(name) or optional.get(name)
         if right is None:
             raise ModelLoadError(
-                f"{name} ({', '.join(weights.source)}) belongs to no {plan.packaging} draft of "
+                f"{name} ({', '.join(weights.source[:2])}) belongs to no {plan.packaging} draft of "
                 f"{plan.config.shape.layers} layers with a {plan.config.markov[0]} Markov head"
             )
         if weights.shape != right:

@@ -2,13 +2,17 @@
 
 import hashlib
 import json
+import os
 import re
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from llamaspec.convert.safetensors import Entry, SafetensorsFile
 from llamaspec.convert.settings import Settings, first_architecture
+from llamaspec.convert.shown import shown
 from llamaspec.convert.weights import Kind, Piece, Weights
 from llamaspec.errors import ModelLoadError
 
@@ -16,23 +20,53 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_JSON = 64 << 20
+_MAX_DEPTH = 50
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PLAIN: dict[str, Kind] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> Any:  # noqa: ANN401
-    """A parsed JSON file. Raises ModelLoadError: missing, too large, or no JSON."""
+    """A parsed JSON file.
+
+    Raises:
+        ModelLoadError: missing, too large, no JSON, nested without end, or a key given twice.
+    """
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise ModelLoadError(f"{path}: has {size} bytes, the limit is {limit}")
-        return json.loads(path.read_bytes())
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelLoadError(f"{path}: is not a regular file")
+        if status.st_size > limit:
+            raise ModelLoadError(f"{path}: has {status.st_size} bytes, the limit is {limit}")
+        value = json.loads(path.read_bytes(), object_pairs_hook=_once)
     except FileNotFoundError:
         raise ModelLoadError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: is no JSON ({' '.join(str(error).split())[:120]})") from None
+    if _depth(value) > _MAX_DEPTH:
+        raise ModelLoadError(f"{path}: is nested more than {_MAX_DEPTH} levels deep")
+    return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it gives {shown(twice)} twice, and which counts cannot be known")
+    return found
+
+
+def _depth(value: object) -> int:
+    level, depth = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        if depth > _MAX_DEPTH:
+            break
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return depth
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -60,7 +94,8 @@ def shard_names(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
         for name, file in weight_map.items():
             if not isinstance(file, str) or not _inside(file):
                 raise ModelLoadError(
-                    f"{folder / INDEX}: puts {name!r} into {file!r}, which is no file of the folder"
+                    f"{folder / INDEX}: puts {shown(name)} into {shown(file)}, which is no "
+                    ".safetensors file of the folder"
                 )
         return sorted({file for name, file in weight_map.items() if wanted(name)})
     found = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -79,7 +114,7 @@ def shard_names(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
 
 def _inside(name: str) -> bool:
     path = PurePosixPath(name)
-    plain = re.fullmatch(r"[^\x00-\x1f\\:]+\.safetensors", name) is not None
+    plain = re.fullmatch(r"[^\x00-\x1f\\:\ud800-\udfff]+\.safetensors", name) is not None
     return plain and not path.is_absolute() and ".." not in path.parts
 
 
@@ -103,8 +138,8 @@ class Checkpoint:
             for name in file.entries:
                 if name in self._where:
                     raise ModelLoadError(
-                        f"{folder}: tensor {name!r} is in {self._where[name].path.name} and in "
-                        f"{file.path.name}"
+                        f"{folder}: tensor {shown(name)} is in {self._where[name].path.name} "
+                        f"and in {file.path.name}"
                     )
                 self._where[name] = file
 
@@ -170,7 +205,7 @@ class Checkpoint:
         entry = self.entry(name)
         if entry.dtype == "F64" or entry.dtype not in _PLAIN:
             raise ModelLoadError(
-                f"{self.folder}: tensor {name!r} has the type {entry.dtype} and no scale that "
+                f"{self.folder}: tensor {shown(name)} has the type {entry.dtype} and no scale that "
                 "belongs to it; only F32, F16 and BF16 can be taken as they are"
             )
         return Weights(
@@ -208,16 +243,17 @@ class Checkpoint:
         for name, file in listed.items():
             if name not in self._where:
                 raise ModelLoadError(
-                    f"{self.folder}: the index puts tensor {name!r} into {file}, which lacks it"
+                    f"{self.folder}: the index puts tensor {shown(name)} into {file}, "
+                    "which lacks it"
                 )
 
 
 def _kept_in(folder: Path, name: str) -> Path:
     """A shard's path, unless it is a link that leads out of the folder (or of the Hub's cache)."""
-    path, home = folder / name, folder.resolve()
+    path, home = folder / name, Path(os.path.realpath(folder))
     # the Hub's cache keeps files in blobs/, and links to them in snapshots/REVISION/
     cache = home.parent.parent if home.parent.name == "snapshots" else home
-    real = path.resolve()
+    real = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError where links go round
     blobs = cache / "blobs" if cache != home else home
     if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
         raise ModelLoadError(f"{path}: is a link to {real}, outside of the folder")

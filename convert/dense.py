@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from llamaspec.convert.checkpoint import Checkpoint
 from llamaspec.convert.plan import DraftConfig, DraftShape, Mapped, MarkovType, Tables
 from llamaspec.convert.quantised import ACTIVATION_SCALES, linear
 from llamaspec.convert.rope import read_rope
-from llamaspec.convert.settings import Settings
+from llamaspec.convert.settings import MAX_HEAD_WIDTH, Settings
+from llamaspec.convert.shown import shown
 from llamaspec.convert.target import Target
 from llamaspec.convert.weights import Weights, constant, deinterleaved, padded
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError
+from llamaspec.runtime.metadata import MAX_LAYERS
 
 _MODULES = {
     "input_layernorm": "attn_norm",
@@ -56,7 +59,8 @@ _UNUSED = {
     "mask_embedding": "for training",
     "mask_embedding.weight": "for training",
 }
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_LAYER = re.compile(r"layers\.(\d{1,9})\.(.+)")
+_INTEGERS = ("I64", "I32", "I16", "I8", "U8")
 _ROPE_PERMUTED = ("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight")
 
 
@@ -66,17 +70,24 @@ def read_shape(settings: Settings) -> DraftShape:
         if settings.flag(name):
             raise settings.wrong(f"{name} is true, and llama.cpp's draft graph has no such biases")
     heads = settings.whole("num_attention_heads")
-    return DraftShape(
-        layers=settings.whole("num_hidden_layers"),
+    shape = DraftShape(
+        layers=settings.whole("num_hidden_layers", most=MAX_LAYERS),
         width=settings.whole("hidden_size"),
         feed_forward=settings.whole("intermediate_size"),
         heads=heads,
         kv_heads=settings.whole_or(heads, "num_key_value_heads"),
-        head_width=settings.whole_or(0, "head_dim", least=1) or None,
+        head_width=settings.whole_or(0, "head_dim", most=MAX_HEAD_WIDTH) or None,
         context=settings.whole("max_position_embeddings"),
-        rms_epsilon=settings.number("rms_norm_eps"),
+        rms_epsilon=settings.epsilon("rms_norm_eps"),
         vocabulary=settings.whole("vocab_size"),
     )
+    wide = head_width(shape)
+    if wide % 2 or not wide or (shape.head_width is None and shape.width % heads):
+        raise settings.wrong(
+            f"heads of {wide} elements ({heads} heads, width {shape.width}): RoPE turns pairs of "
+            "them, and all must be as wide"
+        )
+    return shape
 
 
 def head_width(shape: DraftShape) -> int:
@@ -90,7 +101,7 @@ def read_markov(settings: Settings, source: Checkpoint) -> tuple[MarkovType, int
     kind = settings.text("markov_head_type") or "vanilla"
     if kind not in ("vanilla", "gated", "rnn"):
         raise settings.wrong(
-            f"markov_head_type {kind!r} is none of the known: vanilla, gated and rnn"
+            f"markov_head_type {shown(kind)} is none of the known: vanilla, gated and rnn"
         )
     w1 = next(
         (name for name in source.entries if name.endswith("markov_head.markov_w1.weight")), ""
@@ -114,7 +125,7 @@ def read_activation(settings: Settings) -> dict[str, str]:
     if name in ("gelu_pytorch_tanh", "gelu"):
         return {"hidden_activation": "gelu_pytorch_tanh"}
     raise settings.wrong(
-        f"hidden_act {name!r} is not in llama.cpp's draft graph: silu and gelu are"
+        f"hidden_act {shown(name)} is not in llama.cpp's draft graph: silu and gelu are"
     )
 
 
@@ -123,12 +134,10 @@ def read_windows(settings: Settings, layers: int) -> dict[str, object]:
     every = settings.flag("use_swa") or False
     if not (settings.flag("use_sliding_window") or every):
         return {}
-    window = settings.find("swa_window_size") if every else None
-    window = window or settings.find("sliding_window")
-    if window is None:
+    names = ("swa_window_size", "sliding_window") if every else ("sliding_window",)
+    window = settings.whole_or(0, *names)
+    if not window:
         return {}
-    if type(window) is not int or window < 1:
-        raise settings.wrong(f"the sliding window is {window!r}, not a number of positions")
     if every:
         pattern = [True] * layers
     else:
@@ -140,7 +149,9 @@ def read_windows(settings: Settings, layers: int) -> dict[str, object]:
             )
         for kind in kinds:
             if kind not in ("sliding_attention", "full_attention"):
-                raise settings.wrong(f"layer_types has {kind!r}, not sliding_ or full_attention")
+                raise settings.wrong(
+                    f"layer_types has {shown(kind)}, not sliding_ or full_attention"
+                )
         pattern = [kind == "sliding_attention" for kind in kinds]
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
 
@@ -262,9 +273,14 @@ def _settle_confidence(mapped: Mapped, config: DraftConfig) -> None:
                 mapped.left_out[source] = (
                     "llama.cpp reads a confidence head with a Markov head only"
                 )
-    elif head.shape == (1, config.shape.width):
+    elif head.shape == (1, config.shape.width) and _rank(mapped) == config.markov[1]:
         # a head that does not look at the previous token: its weights for that are zero
         mapped.tensors["conf_proj.weight"] = padded(head, config.shape.width + config.markov[1])
+
+
+def _rank(mapped: Mapped) -> int:
+    w1 = mapped.tensors.get("markov_w1.weight")
+    return w1.shape[-1] if w1 is not None else 0
 
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str | None:
@@ -282,10 +298,29 @@ def target_ids(source: Checkpoint, name: str, config: DraftConfig) -> Weights:
         IncompatibleDraftError: ids twice or out of range, a wrong length, or a t2d that says
             something else.
     """
-    offsets = source.whole(name).reshape(-1)
-    if offsets.dtype.kind not in "iu":
+    if source.entry(name).dtype not in _INTEGERS:
         raise ModelLoadError(f"{source.folder}: d2t holds {source.entry(name).dtype}, not integers")
+    offsets = source.whole(name).reshape(-1)
     ids = offsets.astype(np.int64) + np.arange(offsets.size)
+    seen = check_ids(ids, config)
+    mask = next((other for other in source.entries if other.removeprefix("model.") == "t2d"), None)
+    if mask is not None:
+        said = source.whole(mask).reshape(-1).astype(bool)
+        size = config.shape.vocabulary
+        if said.size != size or (said != seen).any():
+            raise IncompatibleDraftError(
+                f"t2d marks {int(said.sum())} of {said.size} tokens, "
+                f"d2t uses {ids.size} of {size}, and they are not the same ones"
+            )
+    return constant(ids, (name,))
+
+
+def check_ids(ids: npt.NDArray[np.int64], config: DraftConfig) -> npt.NDArray[np.bool_]:
+    """Check target ids, [draft vocabulary]; returns which tokens they are, [vocabulary].
+
+    Raises:
+        IncompatibleDraftError: ids twice or out of range, or a wrong number of them.
+    """
     rows, size = config.draft_vocabulary, config.shape.vocabulary
     if ids.size != rows:
         raise IncompatibleDraftError(f"d2t has {ids.size} rows, draft_vocab_size is {rows}")
@@ -300,15 +335,7 @@ def target_ids(source: Checkpoint, name: str, config: DraftConfig) -> Weights:
         raise IncompatibleDraftError(
             f"d2t maps {ids.size} rows to only {seen.sum()} tokens; each may occur once"
         )
-    mask = next((other for other in source.entries if other.removeprefix("model.") == "t2d"), None)
-    if mask is not None:
-        said = source.whole(mask).reshape(-1).astype(bool)
-        if said.size != size or (said != seen).any():
-            raise IncompatibleDraftError(
-                f"t2d marks {int(said.sum())} of {said.size} tokens, "
-                f"d2t uses {ids.size} of {size}, and they are not the same ones"
-            )
-    return constant(ids, (name,))
+    return seen
 
 
 def unmapped(source: Checkpoint, mapped: Mapped) -> list[str]:

@@ -1,13 +1,22 @@
 """The metadata of a draft's GGUF."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gguf import GGUFValueType as Type
 
 from llamaspec.convert.plan import DraftConfig
+from llamaspec.convert.shown import shown
+from llamaspec.errors import ModelLoadError
 
 PREFIX = "dflash."
+_RANGES = {
+    Type.UINT8: (0, 2**8 - 1),
+    Type.UINT32: (0, 2**32 - 1),
+    Type.INT32: (-(2**31), 2**31 - 1),
+}
+_LARGEST_FLOAT = 3.4e38
 
 
 class Value(NamedTuple):
@@ -35,7 +44,37 @@ def typed(value: Any) -> Value:  # noqa: ANN401
         return Value(value, Type.STRING)
     items = list(value)
     kinds = {bool: Type.BOOL, int: Type.INT32, float: Type.FLOAT32, str: Type.STRING}
-    return Value(items, Type.ARRAY, kinds[type(items[0])])
+    return Value(items, Type.ARRAY, kinds[type(items[0])] if items else Type.STRING)
+
+
+def check_value(key: str, value: Value) -> None:
+    """Raise ModelLoadError where a value is not of its GGUF type, or beyond it."""
+    kind = value.item if value.kind is Type.ARRAY else value.kind
+    for item in value.value if value.kind is Type.ARRAY else (value.value,):
+        if not _fits(item, kind):
+            name = "?" if kind is None else kind.name
+            raise ModelLoadError(f"{key} is {shown(item)}, which is no {name} of a GGUF")
+
+
+def _fits(item: object, kind: Type | None) -> bool:
+    if isinstance(item, bool) or kind is Type.BOOL:
+        return isinstance(item, bool) and kind is Type.BOOL
+    if isinstance(item, str) or kind is Type.STRING:
+        # JSON's escapes can make half of a character
+        return isinstance(item, str) and kind is Type.STRING and _is_text(item)
+    if kind is Type.FLOAT32:
+        finite = isinstance(item, float) and math.isfinite(item)
+        return isinstance(item, int | float) and (not finite or abs(item) < _LARGEST_FLOAT)
+    low, high = _RANGES.get(kind, (0, -1)) if kind is not None else (0, -1)
+    return isinstance(item, int) and low <= item <= high
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def draft_keys(config: DraftConfig) -> dict[str, Value]:

@@ -20,6 +20,7 @@ from llamaspec.convert.scaled import (
     mxfp4_blocks,
     nibbles,
     tiled,
+    times,
 )
 from llamaspec.convert.weights import Kind, Piece, Weights
 from llamaspec.errors import ModelLoadError
@@ -81,16 +82,18 @@ def _nvfp4(source: Checkpoint, name: str, scale: str, overall: str, inverse: boo
     """Values = E2M1 code * E4M3 scale of its 16 * one float for the tensor (or its inverse)."""
     entry, scale_entry = source.entry(name), source.entry(scale)
     n, half = entry.shape if len(entry.shape) == 2 else (0, 0)
-    if scale_entry.dtype != "F8_E4M3" or scale_entry.shape != (n, half * 2 // NV_BLOCK):
+    fits = entry.dtype in ("U8", "I8") and half * 2 % NV_BLOCK == 0
+    right = scale_entry.dtype == "F8_E4M3" and scale_entry.shape == (n, half * 2 // NV_BLOCK)
+    if not fits or not right:
         raise ModelLoadError(
-            f"{source.folder}: {name} is packed FP4 of shape {list(entry.shape)}, but {scale} is "
+            f"{source.folder}: {name} is {entry.dtype} {list(entry.shape)}, but {scale} is "
             f"{scale_entry.dtype} {list(scale_entry.shape)}; F8_E4M3 of "
-            f"{[n, half * 2 // NV_BLOCK]} belongs to it"
+            f"{[n, half * 2 // NV_BLOCK]} belongs to packed FP4 of as many rows"
         )
     factor, names = np.float32(1), [name, scale]
     if overall in source:
         value = decoded(source.whole(overall), source.entry(overall).dtype).reshape(-1)
-        if value.size != 1 or not value[0] > 0:
+        if value.size != 1 or not 1e-37 < value[0] < 1e37:
             raise ModelLoadError(f"{source.folder}: {overall} is no single number above 0")
         factor = 1 / value[0] if inverse else value[0]
         names.append(overall)
@@ -98,7 +101,8 @@ def _nvfp4(source: Checkpoint, name: str, scale: str, overall: str, inverse: boo
     def rows(start: int, stop: int) -> Piece:
         values = E2M1[nibbles(source.raw(name, start, stop).view(np.uint8))]
         scales = TABLES["F8_E4M3"][source.raw(scale, start, stop)]
-        scaled = values.reshape(*scales.shape, NV_BLOCK) * scales[..., None] * factor
+        products = values.reshape(*scales.shape, NV_BLOCK) * scales[..., None]
+        scaled = times(products, factor)
         return scaled.reshape(len(values), -1)
 
     return Weights((n, half * 2), "F32", rows, tuple(names), auto="BF16")
@@ -113,7 +117,10 @@ def mx_codes(source: Checkpoint, name: str, scale: str) -> Weights:
 
     def rows(start: int, stop: int) -> Piece:
         codes = nibbles(source.raw(name, start, stop).view(np.uint8))
-        return mxfp4_blocks(codes, source.raw(scale, start, stop))
+        scales = source.raw(scale, start, stop)
+        if (scales == 255).any():
+            raise ModelLoadError(f"{source.folder}: {scale} holds a NaN; the checkpoint is damaged")
+        return mxfp4_blocks(codes, scales)
 
     kind: Kind = "MXFP4"
     return Weights((n, m), kind, rows, (name, scale))

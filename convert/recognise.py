@@ -18,11 +18,11 @@ from llamaspec.convert.checkpoint import Checkpoint, read_config
 from llamaspec.convert.dense import unmapped
 from llamaspec.convert.formats import PACKAGINGS, deepseek4
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging, Plan
-from llamaspec.convert.settings import first_architecture
+from llamaspec.convert.settings import Settings, first_architecture
 from llamaspec.convert.tables import decide
 from llamaspec.convert.target import Target
 from llamaspec.convert.weights import Weights
-from llamaspec.errors import ModelLoadError
+from llamaspec.errors import ModelLoadError, OptionError
 
 MASK_EMBEDDING = "mask_embedding.pt"
 
@@ -81,8 +81,8 @@ def make_plan(source: Checkpoint, target: Target, wishes: Wishes) -> Plan:
     """
     packaging = recognise(source)
     config = packaging.configure(source, target)
-    stated = source.settings.find("num_target_layers")
-    check_fit(config, target, stated if isinstance(stated, int) else None)
+    check_fit(config, target, source.settings.whole_or(0, "num_target_layers") or None)
+    check_overrides(source.settings, wishes)
     mapped = _without_identity(packaging.map_tensors(source, config), config)
     tables = decide(mapped, config, target, wishes.standalone)
     left_out = {**mapped.left_out, **tables.left_out}
@@ -105,6 +105,13 @@ def make_plan(source: Checkpoint, target: Target, wishes: Wishes) -> Plan:
     required = (packaging.expected or dense_shapes)(config) | common_shapes(config, target)
     check_tensors(plan, required, optional_shapes(config))
     return plan
+
+
+def check_overrides(settings: Settings, wishes: Wishes) -> None:
+    """Raise OptionError for an override that nothing has asked for."""
+    vain = sorted(set(wishes.overrides) - settings.asked)
+    if vain:
+        raise OptionError(f"--set {vain[0]}: this draft's conversion reads no such setting")
 
 
 def _factors(config: DraftConfig) -> dict[str, Weights]:

@@ -16,16 +16,19 @@ from llamaspec.convert.check import (
     dense_shapes,
     optional_shapes,
 )
+from llamaspec.convert.dense import check_ids
 from llamaspec.convert.formats import deepseek4
 from llamaspec.convert.plan import DraftConfig, DraftShape, Mapped, MarkovType, Plan, Rope
-from llamaspec.convert.recognise import Wishes
-from llamaspec.convert.settings import Settings
+from llamaspec.convert.recognise import Wishes, check_overrides
+from llamaspec.convert.settings import MAX_HEAD_WIDTH, Settings
+from llamaspec.convert.shown import shown
 from llamaspec.convert.tables import EMBEDDING, HEAD, decide
 from llamaspec.convert.target import Target
 from llamaspec.convert.weights import Weights, constant
 from llamaspec.errors import ModelLoadError
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.gguf_types import MetaArray
+from llamaspec.runtime.metadata import MAX_LAYERS
 
 ARCHITECTURES = ("dspark", "dflash-draft", "qwen35-dflash-draft", "dflash")
 _NESTED = re.compile(r"(?:dspark|dflash|dflash2)\.(.+)")
@@ -63,6 +66,16 @@ _NAMES = {
     "selector_pred": "selector_predecessor.weight",
     "selector_succ": "selector_successor.weight",
 }
+_DFLASH2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_STAGES = (
+    "hyper_connection.count",
+    "attention.q_lora_rank",
+    "attention.output_lora_rank",
+    "attention.output_group_count",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_shared_count",
+)
 _FEED_FORWARD_NORM = re.compile(r"(blk\.\d+)\.post_attention_norm\.weight")
 
 
@@ -89,6 +102,9 @@ def plan_repack(file: GGUFFile, target: Target, wishes: Wishes) -> Plan:
     settings = Settings(file.path, source.fields, wishes.overrides)
     config = _config(source, settings)
     check_fit(config, target, None)
+    check_overrides(settings, wishes)
+    if (d2t := source.tensors.get("d2t")) is not None:
+        check_ids(d2t.whole().reshape(-1), config)
     tensors = dict(source.tensors)
     mapped = Mapped(tensors, tensors.pop(EMBEDDING, None), tensors.pop(HEAD, None))
     tables = decide(mapped, config, target, wishes.standalone)
@@ -119,7 +135,9 @@ def _fields(file: GGUFFile) -> dict[str, Any]:
         name = _KEYS.get(name, name)
         plain = value.tolist() if isinstance(value, MetaArray) else value
         if name not in _DROPPED and found.setdefault(name, plain) != plain:
-            raise ModelLoadError(f"{file.path}: {name} is {found[name]!r} and, as {key}, {plain!r}")
+            raise ModelLoadError(
+                f"{file.path}: {name} is {shown(found[name])} and, as {key}, {shown(plain)}"
+            )
     mask = file.metadata.get("tokenizer.ggml.mask_token_id")
     if mask is not None:
         found.setdefault("mask_token_id", mask)
@@ -143,10 +161,16 @@ def _tensors(file: GGUFFile) -> dict[str, Weights]:
 
 def _weights(file: GGUFFile, name: str) -> Weights:
     info = file.tensors[name]
-    if info.type in ("I8", "I16", "I32", "I64"):
+    integers = info.type in ("I8", "I16", "I32", "I64")
+    if integers != (name == "d2t"):
+        raise ModelLoadError(f"{file.path}: tensor {name!r} has type {info.type}")
+    if integers:
         return constant(file.integers(name), (name,))
-    if info.type == "F64":
-        raise ModelLoadError(f"{file.path}: tensor {name!r} has type F64; convert it to F32")
+    if info.type == "F64" or (len(info.shape) < 2 and info.type not in ("F32", "F16", "BF16")):
+        raise ModelLoadError(
+            f"{file.path}: tensor {name!r} has {len(info.shape)} dimensions and type {info.type}; "
+            "convert it to F32"
+        )
     rows = info.shape[0] if info.shape else 1
     size = info.nbytes // max(1, rows)
     dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(info.type, "|u1")
@@ -164,7 +188,9 @@ def _weights(file: GGUFFile, name: str) -> Weights:
 
 def _config(source: _Source, settings: Settings) -> DraftConfig:
     fields = dict(source.fields)
-    rope = Rope(settings.number("rope.freq_base"))
+    theta = settings.number("rope.freq_base")
+    if not theta > 1:
+        raise settings.wrong(f"rope.freq_base is {theta:g}, not above 1")
     heads = settings.whole("attention.head_count")
     w1, w2 = (source.tensors.get(f"markov_{name}.weight") for name in ("w1", "w2"))
     embedding, d2t = source.tensors.get(EMBEDDING), source.tensors.get("d2t")
@@ -182,14 +208,14 @@ def _config(source: _Source, settings: Settings) -> DraftConfig:
         None,
     )
     shape = DraftShape(
-        layers=settings.whole("block_count"),
+        layers=settings.whole("block_count", most=MAX_LAYERS),
         width=settings.whole("embedding_length"),
         feed_forward=settings.whole_or(0, "feed_forward_length") or None,
         heads=heads,
         kv_heads=settings.whole_or(heads, "attention.head_count_kv"),
-        head_width=settings.whole_or(0, "attention.key_length", least=1) or None,
+        head_width=settings.whole_or(0, "attention.key_length", most=MAX_HEAD_WIDTH) or None,
         context=settings.whole("context_length"),
-        rms_epsilon=settings.number("attention.layer_norm_rms_epsilon"),
+        rms_epsilon=settings.epsilon("attention.layer_norm_rms_epsilon"),
         vocabulary=vocabulary or settings.whole("vocab_size"),
     )
     kind: MarkovType = "none"
@@ -200,9 +226,10 @@ def _config(source: _Source, settings: Settings) -> DraftConfig:
     stated = settings.flag("sample_from_anchor")
     # DeepSeek-V4's stages are anchor-first by themselves, and say nothing of it
     chooses = kind != "none" and "hyper_connection.count" not in fields
+    extra = {name: value for name, value in fields.items() if name not in _HANDLED}
     return DraftConfig(
         shape=shape,
-        rope=rope,
+        rope=Rope(theta),
         block=settings.whole("block_size"),
         mask=settings.whole("mask_token_id", least=0),
         taps=_taps(source, settings),
@@ -216,9 +243,17 @@ def _config(source: _Source, settings: Settings) -> DraftConfig:
         ),
         # of the converters only those for Gemma 4 keep tables that are not the target's
         tables="own" if _shares_kv(source) else "copies",
-        extra={name: value for name, value in fields.items() if name not in _HANDLED},
+        extra=extra | _sizes(settings),
         shared_kv=_shares_kv(source),
     )
+
+
+def _sizes(settings: Settings) -> dict[str, int]:
+    """The keys, beside those of every draft, from which shapes of tensors follow."""
+    for mark, names in (("selector_rank", _DFLASH2), ("hyper_connection.count", _STAGES)):
+        if settings.find(mark) is not None or settings.find(names[0]) is not None:
+            return {name: settings.whole(name) for name in names}
+    return {}
 
 
 def _shares_kv(source: _Source) -> bool:

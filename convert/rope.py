@@ -4,9 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llamaspec.convert.plan import Rope
 from llamaspec.convert.settings import Settings
+from llamaspec.convert.shown import shown
 from llamaspec.convert.weights import Weights, constant
 
 KNOWN = ("default", "none", "linear", "yarn", "llama3", "proportional")
@@ -35,15 +37,17 @@ def read_rope(settings: Settings, head_width: int, mrope_target: bool) -> Rope:
     fields = settings.rope()
     kind = fields["rope_type"]
     if kind not in KNOWN:
-        raise settings.wrong(f"RoPE of type {kind!r} cannot be converted, only {', '.join(KNOWN)}")
+        raise settings.wrong(
+            f"RoPE of type {shown(kind)} cannot be converted, only {', '.join(KNOWN)}"
+        )
     if fields.get("rope_theta") is None:
         raise settings.wrong(
             "has no rope_theta, at the top, in rope_parameters or in transformer_layer_config, and "
             "a guess would only make the draft slow; add it, or give --set rope_theta=..."
         )
     theta = settings.as_number("rope_theta", fields["rope_theta"])
-    if not theta > 0:
-        raise settings.wrong(f"rope_theta is {theta}, not above 0")
+    if not theta > 1:
+        raise settings.wrong(f"rope_theta is {theta:g}, not above 1")
     if _unusual_yarn(settings, fields):
         return _yarn_as_factors(settings, fields, theta, (head_width, mrope_target))
     fraction = fields.get("partial_rotary_factor")
@@ -82,7 +86,7 @@ def _own_sections(settings: Settings, fields: dict[str, Any]) -> tuple[int, int,
         return None
     good = isinstance(sections, list) and all(type(item) is int and item >= 0 for item in sections)
     if not good or not 1 <= len(sections) <= 4:
-        raise settings.wrong(f"mrope_section is {sections!r}, not up to four whole numbers")
+        raise settings.wrong(f"mrope_section is {shown(sections)}, not up to four whole numbers")
     a, b, c, d = [*sections, 0, 0, 0][:4]
     return a, b, c, d
 
@@ -95,7 +99,7 @@ def _scaling(settings: Settings, kind: str, fields: dict[str, Any]) -> dict[str,
         return {"type": "linear", "factor": factor}
     original = fields.get("original_max_position_embeddings")
     if type(original) is not int or original < 1:
-        raise settings.wrong(f"YaRN without original_max_position_embeddings ({original!r})")
+        raise settings.wrong(f"YaRN without original_max_position_embeddings ({shown(original)})")
     keys: dict[str, str | float | int] = {
         "type": "yarn",
         "factor": factor,
@@ -107,7 +111,7 @@ def _scaling(settings: Settings, kind: str, fields: dict[str, Any]) -> dict[str,
     stated = fields.get("attention_factor", fields.get("attn_factor"))
     wanted = _attention_factor(settings, fields, factor)
     if stated is not None:
-        keys["yarn_attn_factor"] = settings.as_number("attention_factor", stated)
+        keys["yarn_attn_factor"] = wanted
     usual = _magnitude(factor, 1.0)
     # llama.cpp's context overrides the key above; what it multiplies by is attn_factor
     if not math.isclose(wanted, usual, rel_tol=1e-6):
@@ -139,19 +143,21 @@ def _yarn_as_factors(
         usual if fields.get(name) is None else settings.as_number(name, fields[name])
         for name, usual in _YARN_USUAL.items()
     )
-    if not 0 < slow < fast:
-        raise settings.wrong(f"beta_slow {slow} and beta_fast {fast} make no ramp")
+    if not 0 < slow < fast or not 0 <= part <= 1:
+        raise settings.wrong(
+            f"beta_slow {slow:g}, beta_fast {fast:g} and extrapolation_factor {part:g} make no ramp"
+        )
     low, high = (
-        width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        width * (math.log(original / 2 / math.pi) - math.log(turns)) / (2 * math.log(theta))
         for turns in (fast, slow)
     )
-    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    low, high = max(math.floor(min(low, width)), 0), min(math.ceil(high), width - 1)
     ramp = np.clip((np.arange(width // 2) - low) / max(high - low, 0.001), 0, 1)
     kept = (1 - ramp) * part
     return Rope(
         theta=theta,
         scaling={"attn_factor": _attention_factor(settings, fields, factor)},
-        factors=constant((1 / ((1 - kept) / factor + kept)).astype(np.float32)),
+        factors=_divisors(settings, (1 - kept) / factor + kept),
     )
 
 
@@ -159,7 +165,7 @@ def _attention_factor(settings: Settings, fields: dict[str, Any], factor: float)
     """What attention is scaled by under YaRN, as transformers' modeling_rope_utils has it."""
     stated = fields.get("attention_factor", fields.get("attn_factor"))
     if stated is not None:
-        return settings.as_number("attention_factor", stated)
+        return _above_zero(settings, "attention_factor", stated)
     both = fields.get("mscale"), fields.get("mscale_all_dim")
     if not all(both):
         return _magnitude(factor, 1.0)
@@ -167,6 +173,8 @@ def _attention_factor(settings: Settings, fields: dict[str, Any], factor: float)
         settings.as_number(name, value)
         for name, value in zip(("mscale", "mscale_all_dim"), both, strict=True)
     )
+    if min(_magnitude(factor, over), _magnitude(factor, under)) <= 0:
+        raise settings.wrong(f"mscale {over:g} and mscale_all_dim {under:g} do not scale attention")
     return _magnitude(factor, over) / _magnitude(factor, under)
 
 
@@ -195,13 +203,24 @@ def _factors(
     # Llama 3.1: short waves stay, long ones are stretched, between them both are mixed
     length = 2 * math.pi * theta ** (np.arange(0, head_width, 2) / head_width)
     mix = np.clip((original / length - low) / (high - low), 0, 1)
-    return constant((1 / ((1 - mix) / factor + mix)).astype(np.float32))
+    return _divisors(settings, (1 - mix) / factor + mix)
+
+
+def _divisors(settings: Settings, speeds: npt.NDArray[np.float64]) -> Weights:
+    """What frequencies are divided by to become `speeds` times as high."""
+    if not (speeds.min() > 1 / UNROTATED and speeds.max() < UNROTATED):
+        raise settings.wrong("the numbers of its RoPE scaling leave no usable frequencies")
+    return constant((1 / speeds).astype(np.float32))
 
 
 def _positive(settings: Settings, fields: dict[str, Any], name: str) -> float:
     if fields.get(name) is None:
         raise settings.wrong(f"RoPE of type {fields['rope_type']} has no {name}")
-    value = settings.as_number(name, fields[name])
-    if not value > 0:
-        raise settings.wrong(f"{name} is {value}, not above 0")
-    return value
+    return _above_zero(settings, name, fields[name])
+
+
+def _above_zero(settings: Settings, name: str, value: object) -> float:
+    number = settings.as_number(name, value)
+    if not number > 1e-9:
+        raise settings.wrong(f"{name} is {number:g}, not above 0")
+    return number

@@ -11,8 +11,10 @@ from llamaspec.convert.outtype import AUTO, OutType, read_outtype
 from llamaspec.convert.plan import Plan
 from llamaspec.convert.recognise import Wishes, make_plan, open_draft
 from llamaspec.convert.repack import plan_repack
+from llamaspec.convert.shown import one_line
 from llamaspec.convert.target import Target, read_target
 from llamaspec.convert.writer import Progress, plan_output, write
+from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.quantize import Permit, quantize
@@ -73,8 +75,22 @@ def convert(job: Job, on_progress: Progress | None = None) -> Report:
         ModelLoadError: a checkpoint or target that is missing, damaged, or of no known kind.
         IncompatibleDraftError: draft and target do not fit.
     """
+    try:
+        return _convert(job, on_progress)
+    except LlamaSpecError as error:
+        text = str(error)
+        if one_line(text) != text:
+            raise type(error)(one_line(text)) from None
+        raise
+    except OSError as error:
+        where = error.filename or job.checkpoint
+        raise ModelLoadError(f"{where}: cannot be read ({error.strerror or error})") from None
+
+
+def _convert(job: Job, on_progress: Progress | None) -> Report:
     outtype = read_outtype(job.outtype)
-    with staged(job.output, overwrite=job.force, sources=[job.checkpoint, job.target]) as part:
+    sources = [*_inputs(job.checkpoint), *_inputs(job.target)]
+    with staged(job.output, overwrite=job.force, sources=sources) as part:
         target = read_target(job.target)
         if job.checkpoint.is_file():
             with GGUFFile.open(job.checkpoint) as file:
@@ -92,6 +108,13 @@ def convert(job: Job, on_progress: Progress | None = None) -> Report:
     return Report(job.output, plan, target, types, size)
 
 
+def _inputs(path: Path) -> list[Path]:
+    """What the output must not be; GGUFs beside a checkpoint are other conversions."""
+    if not path.is_dir():
+        return [path]
+    return [found for found in path.iterdir() if found.suffix.lower() != ".gguf"]
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -107,27 +130,27 @@ def _write(
     keys, outtype = how
     # llama.cpp's quantiser starts from floats
     output = plan_output(keys, plan.tensors, OutType(AUTO) if outtype.native else outtype)
-    if outtype.native:
-        floats = part.with_suffix(".floats")
-        try:
-            write(floats, output, on_progress)
+    floats = part.with_suffix(".floats")
+    try:
+        write(floats if outtype.native else part, output, on_progress)
+        if outtype.native:
             quantize(floats, part, outtype.name, permit=Permit(overwrite=True))
-        finally:
-            floats.unlink(missing_ok=True)
-    else:
-        write(part, output, on_progress)
+    except OSError as error:
+        raise OptionError(f"the output cannot be written ({error.strerror or error})") from None
+    finally:
+        floats.unlink(missing_ok=True)
     return dict(describe(part).tensor_bytes)
 
 
 def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> dict[str, Value]:
     repository, revision = job.origin or (None, None)
-    name = (repository or job.checkpoint.resolve().stem).rpartition("/")[2]
+    name = _utf8((repository or job.checkpoint.resolve().stem).rpartition("/")[2])
     general: dict[str, Any] = {"general.type": "model", "general.name": name}
     source = {
         "packaging": plan.packaging,
         "repository": repository,
         "revision": revision,
-        "files": list(digests),
+        "files": [_utf8(file) for file in digests],
         "sha256": list(digests.values()),
     }
     return {
@@ -137,6 +160,11 @@ def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> d
         "tokenizer.ggml.mask_token_id": typed(plan.config.mask),
         **source_keys(source),
     }
+
+
+def _utf8(name: str) -> str:
+    """A file's name, which may be no text."""
+    return name.encode(errors="replace").decode()
 
 
 def _kept(key: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from llamaspec.convert.shown import shown
 from llamaspec.errors import ModelLoadError
 
 MAX_HEADER = 100 << 20
@@ -95,7 +96,7 @@ class SafetensorsFile:
         self._data.close()
 
     def _release(self, begin: int, end: int) -> None:
-        if hasattr(self._data, "madvise"):
+        if end > begin and hasattr(self._data, "madvise"):
             first = begin - begin % mmap.PAGESIZE
             self._data.madvise(mmap.MADV_DONTNEED, first, end - first)
 
@@ -143,10 +144,13 @@ class _Header:
             if name != "__metadata__"
         }
         at = self._start
-        for name, entry in sorted(found.items(), key=lambda item: item[1].offset):
-            if entry.offset < at:
-                self._fail(f"tensor {name!r} overlaps the one before it")
+        for name, entry in sorted(found.items(), key=lambda item: item[1][2:]):
+            if entry.offset != at:
+                how = "overlaps" if entry.offset < at else "leaves a gap after"
+                self._fail(f"tensor {shown(name)} {how} the one before it")
             at = entry.offset + entry.nbytes
+        if at != self._size:
+            self._fail(f"its tensors end at byte {at}, the file has {self._size}")
         return found
 
     def _parse(self, raw: bytes) -> dict[str, Any]:
@@ -166,26 +170,29 @@ class _Header:
 
     def _entry(self, name: str, fields: object) -> Entry:
         if not isinstance(fields, dict):
-            self._fail(f"tensor {name!r} has no description")
+            self._fail(f"tensor {shown(name)} has no description")
         dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not isinstance(dtype, str) or dtype not in DTYPES:
             self._fail(
-                f"tensor {name!r} has the type {dtype!r}, which is none of {', '.join(DTYPES)}"
+                f"tensor {shown(name)} has the type {shown(dtype)}, which is none of "
+                f"{', '.join(DTYPES)}"
             )
         if not _counts(shape) or len(shape) > MAX_DIMS:
-            self._fail(f"tensor {name!r} has the shape {shape!r}")
+            self._fail(f"tensor {shown(name)} has the shape {shown(shape)}")
         if not _counts(place) or len(place) != 2:
-            self._fail(f"tensor {name!r} has the offsets {place!r}")
+            self._fail(f"tensor {shown(name)} has the offsets {shown(place)}")
         wanted = math.prod(shape) * DTYPES[dtype][0] // 8
         begin, end = place
-        if end - begin != wanted or wanted > MAX_BYTES:
+        # without its zeros, as NumPy counts
+        if end - begin != wanted or math.prod(size or 1 for size in shape) > MAX_BYTES:
             self._fail(
-                f"tensor {name!r} takes {end - begin} bytes, its shape {shape} in {dtype} {wanted}"
+                f"tensor {shown(name)} takes {end - begin} bytes, its shape {shape} in {dtype} "
+                f"{wanted}"
             )
         if self._start + end > self._size:
             self._fail(
-                f"is truncated: tensor {name!r} ends at byte {self._start + end}, the file has "
-                f"{self._size}; download or copy it again"
+                f"is truncated: tensor {shown(name)} ends at byte {self._start + end}, "
+                f"the file has {self._size}; download or copy it again"
             )
         return Entry(dtype, tuple(shape), self._start + begin, wanted)
 

@@ -53,6 +53,12 @@ def decoded(piece: Piece, dtype: str) -> Floats:
     return floats(piece) if table is None else table[piece]
 
 
+def times(values: Floats, scale: Floats | np.float32) -> Floats:
+    """A product whose NaNs and infinities are found, with the tensor's name, when it is written."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return values * scale
+
+
 def nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """[..., n] bytes to [..., 2n] codes of four bits, the low one of a byte first."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
@@ -85,10 +91,10 @@ def tiled(
             f"{source[0]} has the shape {list(shape)} and its scale {list(scale.shape)}, "
             "which is no grid of tiles over it"
         )
-    across = np.repeat(grid, wide, axis=1)[:, :m]
 
     def scaled(start: int, stop: int) -> Piece:
-        return rows(start, stop) * across[np.arange(start, stop) // tall]
+        tiles = grid[np.arange(start, stop) // tall]
+        return times(rows(start, stop), np.repeat(tiles, wide, axis=1)[:, :m])
 
     return Weights(shape, "F32", scaled, source)
 

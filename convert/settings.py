@@ -1,15 +1,17 @@
 """A draft's config.json: every key looked up wherever exporters put it, none with a default."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llamaspec.convert.shown import shown
 from llamaspec.errors import ModelLoadError
 
 LEVELS = ("dflash_config", "dspark_config", "transformer_layer_config", "text_config")
 _ROPE_LEVELS = ("rope_parameters", "rope_scaling")
 MAX_COUNT = 2**31 - 1
+MAX_HEAD_WIDTH = 1 << 16
+_MAX_NUMBER = 1e30
 
 
 class Settings:
@@ -22,6 +24,7 @@ class Settings:
     Attributes:
         path: of the file, for messages.
         config: the whole, as parsed.
+        asked: the keys that were looked up.
     """
 
     def __init__(
@@ -30,10 +33,13 @@ class Settings:
         self.path = path
         self.config = config
         self._overrides = dict(overrides or {})
+        self.asked: set[str] = set()
 
     def with_config(self, config: Mapping[str, Any]) -> "Settings":
         """The same file and overrides over another configuration."""
-        return Settings(self.path, config, self._overrides)
+        other = Settings(self.path, config, self._overrides)
+        other.asked = self.asked
+        return other
 
     def sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """(name, mapping) of every level that is there; "" is the top."""
@@ -50,6 +56,7 @@ class Settings:
             ModelLoadError: two levels set it to different values.
         """
         for name in names:
+            self.asked.add(name)
             if name in self._overrides:
                 return self._overrides[name]
             found = [
@@ -61,7 +68,7 @@ class Settings:
                 if value != found[0][1]:
                     here, there = (where or "the top level" for where in (found[0][0], level))
                     raise self.wrong(
-                        f"{name} is {_short(found[0][1])} at {here} and {_short(value)} in "
+                        f"{name} is {shown(found[0][1])} at {here} and {shown(value)} in "
                         f"{there}; say which with --set {name}=..."
                     )
             if found:
@@ -79,9 +86,9 @@ class Settings:
             )
         return value
 
-    def whole(self, *names: str, least: int = 1) -> int:
-        """A whole number that must be there, at least `least`."""
-        return self._whole(names[0], self.need(*names), least)
+    def whole(self, *names: str, least: int = 1, most: int = MAX_COUNT) -> int:
+        """A whole number that must be there, from `least` to `most`."""
+        return self._whole(names[0], self.need(*names), least, most)
 
     def nearest(self, name: str) -> int:
         """A whole number, that of `dflash_config` or `dspark_config` before any other.
@@ -95,14 +102,21 @@ class Settings:
                     return self._whole(name, section[name], 1)
         return self.whole(name)
 
-    def whole_or(self, default: int, *names: str, least: int = 1) -> int:
+    def whole_or(self, default: int, *names: str, least: int = 1, most: int = MAX_COUNT) -> int:
         """A whole number, or `default` where the key is absent."""
         value = self.find(*names)
-        return default if value is None else self._whole(names[0], value, least)
+        return default if value is None else self._whole(names[0], value, least, most)
 
     def number(self, *names: str) -> float:
         """A finite number that must be there."""
         return self.as_number(names[0], self.need(*names))
+
+    def epsilon(self, name: str) -> float:
+        """The epsilon of a norm, that must be there."""
+        value = self.number(name)
+        if not 0 < value < 1:
+            raise self.wrong(f"{name} is {value:g}, not between 0 and 1")
+        return value
 
     def number_or_none(self, *names: str) -> float | None:
         """A finite number, or None where the key is absent."""
@@ -113,14 +127,14 @@ class Settings:
         """A boolean, or None where the key is absent."""
         value = self.find(name)
         if value is not None and not isinstance(value, bool):
-            raise self.wrong(f"{name} is {_short(value)}, not true or false")
+            raise self.wrong(f"{name} is {shown(value)}, not true or false")
         return value
 
     def text(self, name: str) -> str | None:
         """A string, or None where the key is absent."""
         value = self.find(name)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(f"{name} is {_short(value)}, not a string")
+            raise self.wrong(f"{name} is {shown(value)}, not a string")
         return value
 
     def ids(self, *names: str) -> tuple[int, ...] | None:
@@ -129,7 +143,7 @@ class Settings:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) > 512:
-            raise self.wrong(f"{names[0]} is {_short(value)}, not a list of layers")
+            raise self.wrong(f"{names[0]} is {shown(value)}, not a list of layers")
         return tuple(self._whole(names[0], item, -1) for item in value)
 
     def texts(self, name: str) -> tuple[str, ...] | None:
@@ -138,7 +152,7 @@ class Settings:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.wrong(f"{name} is {_short(value)}, not a list of strings")
+            raise self.wrong(f"{name} is {shown(value)}, not a list of strings")
         return tuple(value)
 
     def rope(self) -> dict[str, Any]:
@@ -151,15 +165,15 @@ class Settings:
         for name in _ROPE_LEVELS:
             section = self.find(name)
             if section is not None and not isinstance(section, dict):
-                raise self.wrong(f"{name} is {_short(section)}, not an object")
+                raise self.wrong(f"{name} is {shown(section)}, not an object")
             section = dict(section or {})
             inner = section.get("full_attention", section)
             if not isinstance(inner, dict):
-                raise self.wrong(f"{name} is {_short(section)}, not an object of objects")
+                raise self.wrong(f"{name} is {shown(section)}, not an object of objects")
             for key, value in inner.items():
                 if value is not None and merged.setdefault(key, value) != value:
                     raise self.wrong(
-                        f"{key} is {_short(merged[key])} in rope_parameters and {_short(value)} in "
+                        f"{key} is {shown(merged[key])} in rope_parameters and {shown(value)} in "
                         "rope_scaling"
                     )
         theta = self.find("rope_theta")
@@ -167,7 +181,7 @@ class Settings:
             inside = merged.setdefault("rope_theta", theta)
             if inside != theta:
                 raise self.wrong(
-                    f"rope_theta is {_short(theta)} at one level and {_short(inside)} in "
+                    f"rope_theta is {shown(theta)} at one level and {shown(inside)} in "
                     "rope_parameters; say which with --set rope_theta=..."
                 )
         elif theta is not None:
@@ -180,27 +194,24 @@ class Settings:
 
     def as_number(self, name: str, value: object) -> float:
         """A value as a finite number, or ModelLoadError that names the key."""
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or abs(value) > 1e30:  # type: ignore[arg-type]
-            raise self.wrong(f"{name} is {_short(value)}, not a number")
-        return float(value)  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(f"{name} is {shown(value)}, not a number")
+        if not abs(value) <= _MAX_NUMBER:  # a NaN, or an integer that is no float
+            raise self.wrong(f"{name} is {shown(value)}, which no draft has")
+        return float(value)
 
-    def _whole(self, name: str, value: object, least: int) -> int:
+    def _whole(self, name: str, value: object, least: int, most: int = MAX_COUNT) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        good = isinstance(value, int) and not isinstance(value, bool)
-        if not good or not least <= value <= MAX_COUNT:  # type: ignore[operator]
-            raise self.wrong(f"{name} is {_short(value)}, not a whole number of at least {least}")
-        return value  # type: ignore[return-value]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.wrong(f"{name} is {shown(value)}, not a whole number of at least {least}")
+        if value > most:
+            raise self.wrong(f"{name} is {shown(value)}, and {most} is the most that is possible")
+        return value
 
     def wrong(self, problem: str) -> ModelLoadError:
         """An error about this file."""
         return ModelLoadError(f"{self.path}: {problem}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def first_architecture(config: Mapping[str, Any]) -> str:

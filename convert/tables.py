@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamaspec.convert.finite import is_finite
 from llamaspec.convert.plan import DraftConfig, Mapped
 from llamaspec.convert.target import Table, Target
 from llamaspec.convert.weights import Weights, floats
@@ -135,8 +136,10 @@ def _equal(own: Weights, theirs: Table, mask: int) -> bool:
         return False
     spread = np.linspace(0, own.n_rows - 1, SAMPLES).astype(int).tolist()
     for row in sorted({mask, *spread}):
-        a = floats(own.rows(row, row + 1))[0].astype(np.float64)
-        b = theirs.rows(row, row + 1)[0].astype(np.float64)
+        mine, other = floats(own.rows(row, row + 1))[0], theirs.rows(row, row + 1)[0]
+        if not (is_finite(mine) and is_finite(other)):
+            return False
+        a, b = mine.astype(np.float64), other.astype(np.float64)
         if theirs.exact:
             if np.abs(a - b).max() > _SAME_ROUNDED * max(np.abs(a).max(), np.abs(b).max()):
                 return False

@@ -1,5 +1,6 @@
 """What a conversion needs to know of the target: sizes, tokenizer, and its tables if at hand."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
 }
+
+_DRAFT = re.compile("DFlash|DSpark")
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,8 @@ def _from_gguf(path: Path) -> Target:
             for key, value in file.metadata.items()
             if key.startswith("tokenizer.") and key != "tokenizer.ggml.mask_token_id"
         }
-        if "tokenizer.ggml.tokens" not in tokenizer:
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(tokens, MetaArray) or not all(type(text) is str for text in tokens):
             raise ModelLoadError(f"{path}: has no tokens, and a draft needs the target's")
         names = set(file.tensors)
     embedding = _stored(path, "token_embd.weight", names)
@@ -150,7 +154,7 @@ def _stored(path: Path, name: str, names: set[str]) -> Table | None:
 def _from_folder(folder: Path) -> Target:
     config = read_config(folder)
     settings = Settings(folder / CONFIG, _flat(config))
-    if first_architecture(config).startswith(("DFlash", "DSpark")):
+    if _DRAFT.search(first_architecture(config)):
         raise ModelLoadError(f"{folder}: is a draft ({first_architecture(config)}), not a target")
     vocabulary = settings.whole("vocab_size")
     embedding, head = _tables(folder, _tied(settings))

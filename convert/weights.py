@@ -48,7 +48,8 @@ def floats(piece: Piece) -> npt.NDArray[np.float32]:
     """A float piece as float32; uint16 is bf16."""
     if piece.dtype == np.uint16:
         return (piece.astype(np.uint32) << 16).view(np.float32)
-    return piece.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        return piece.astype(np.float32, copy=False)
 
 
 def bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

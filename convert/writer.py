@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from llamaspec.convert.keys import Value
+from llamaspec.convert.finite import damaged, is_finite, is_finite_in_blocks, too_large
+from llamaspec.convert.keys import Value, check_value
 from llamaspec.convert.outtype import OutType, file_type
 from llamaspec.convert.weights import Piece, Weights, bf16, floats
 from llamaspec.errors import ModelLoadError
@@ -50,7 +51,13 @@ class Output:
 def plan_output(
     keys: Mapping[str, Value], tensors: Mapping[str, Weights], outtype: OutType
 ) -> Output:
-    """Choose every tensor's type, and say the commonest in `general.file_type`."""
+    """Choose every tensor's type, and say the commonest in `general.file_type`.
+
+    Raises:
+        ModelLoadError: a key's value that its type cannot hold.
+    """
+    for key, value in keys.items():
+        check_value(key, value)
     types = {name: outtype.choose(name, weights) for name, weights in tensors.items()}
     sizes = [(types[name], stored_size(w.shape, types[name])) for name, w in tensors.items()]
     stated = Value(file_type(sizes), gguf.GGUFValueType.UINT32)
@@ -72,7 +79,8 @@ def write(path: Path, output: Output, on_progress: Progress | None = None) -> No
     """
     writer = gguf.GGUFWriter(None, output.architecture)
     for key, value in output.keys.items():
-        writer.add_key_value(key, value.value, value.kind, value.item)
+        if value.kind is not gguf.GGUFValueType.ARRAY or value.value:  # gguf writes no empty ones
+            writer.add_key_value(key, value.value, value.kind, value.item)
     sizes = output.sizes
     for name, weights in output.tensors.items():
         kind = Type[output.types[name]]
@@ -128,43 +136,41 @@ def _stored(name: str, weights: Weights, kind: str, span: tuple[int, int]) -> np
     if weights.kind == "I64":
         return np.ascontiguousarray(piece, "<i8")
     if weights.kind not in _FLOATS:
+        if not is_finite_in_blocks(piece, weights.kind):
+            raise damaged(name, weights.source)
         if kind == weights.kind:
             return np.ascontiguousarray(piece)
         piece = _dequantised(name, piece, weights)
-    _check_finite(name, piece, weights)
+    if not is_finite(piece):
+        raise damaged(name, weights.source)
     if kind == weights.kind:
         return np.ascontiguousarray(piece)
     values = np.ascontiguousarray(floats(piece))
-    if kind == "F32":
-        return values
-    if kind == "BF16":
-        return bf16(values)
-    if kind == "F16":
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        if not np.isfinite(halves).all():
-            raise ModelLoadError(
-                f"{name}: holds {np.abs(values).max():g}, beyond what f16 can; use bf16"
-            )
-        return halves
-    return gguf.quants.quantize(values, Type[kind])
-
-
-def _check_finite(name: str, piece: Piece, weights: Weights) -> None:
-    if piece.dtype == np.uint16:
-        good = not ((piece & 0x7F80) == 0x7F80).any()
-    else:
-        good = bool(np.isfinite(piece).all())
+    stored, good = _in_type(values, kind)
     if not good:
-        raise ModelLoadError(
-            f"{', '.join(weights.source[:1]) or name}: holds a NaN or an infinity; the checkpoint "
-            "is damaged"
-        )
+        raise too_large(name, kind, values)
+    return stored
+
+
+def _in_type(values: npt.NDArray[np.float32], kind: str) -> tuple[npt.NDArray[Any], bool]:
+    """Finite numbers in a type, and whether they fit it."""
+    if kind == "F32":
+        return values, True
+    if kind == "BF16":
+        stored: npt.NDArray[Any] = bf16(values)
+        return stored, is_finite(stored)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind == "F16":
+            stored = values.astype(np.float16)
+            return stored, is_finite(stored)
+        stored = gguf.quants.quantize(values, Type[kind])
+    return stored, is_finite_in_blocks(stored, kind)
 
 
 def _dequantised(name: str, blocks: Piece, weights: Weights) -> npt.NDArray[np.float32]:
     try:
-        values: npt.NDArray[np.float32] = gguf.quants.dequantize(blocks, Type[weights.kind])
+        with np.errstate(over="ignore", invalid="ignore"):
+            values: npt.NDArray[np.float32] = gguf.quants.dequantize(blocks, Type[weights.kind])
     except (KeyError, NotImplementedError):
         raise ModelLoadError(
             f"{name}: has the type {weights.kind}, which the installed gguf package cannot undo; "

@@ -154,7 +154,7 @@ def features(draft: Draft, n: int) -> FloatArray:
 
 
 def both(path: Path, ready: Ready, n: int, length: int | None = None) -> tuple[NativeBlock, Block]:
-    """A block over n random rows: llama.cpp's of a converted file, the reference's of its source."""
+    """A block over n random rows: llama.cpp's of a file, and the reference's of its source."""
     draft = ready.reference()
     rows, length = features(draft, n), length or draft.block_size
     native = run_block(path, ready.target, rows, ANCHOR, length)

@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.rewrite import As
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from tests.rewrite import As, rewrite
 
 Files = dict[str, bytes]
 """Contents by path below the folder that holds draft and target."""
@@ -35,21 +39,24 @@ HOSTILE: tuple[Any, ...] = (
     *({}, {"": None}, {"full_attention": 1}, {"rope_type": "yarn", "factor": 0}),
     *_RAW,
 )
-_DTYPES = "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3 F8_E5M2 F8_E8M0 U16 f32".split()
+_DTYPE_NAMES = "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3 F8_E5M2 F8_E8M0 U16 f32"
+_DTYPES = _DTYPE_NAMES.split()
 _SIZES = (0, 1, 2, 3, 16, 64, 96, 320, 2**31, 2**40, 2**59, 2**62, 2**64, -1, True, 1.0, "1", None)
-_WORDS = (
-    "fc.weight d2t t2d lm_head.weight embed_tokens.weight confidence_head.proj.weight model.d2t "
-    "markov_head.markov_w1.weight markov_head.gate_proj.weight layers.0.mlp.up_proj.weight_packed "
-    "layers.7.input_layernorm.weight mtp.0.attn.wq_a.scale mtp.9999999999.norm.weight ../a"
-).split()
-_KEYS = (
-    "rope_theta rope_scaling rope_parameters partial_rotary_factor head_dim layer_types use_swa "
-    "sliding_window use_sliding_window draft_vocab_size num_hidden_layers markov_rank block_size "
-    "mask_token_id target_layer_ids aux_hidden_state_layer_ids dflash_config hidden_act "
-    "transformer_layer_config num_target_layers sample_from_anchor dspark_block_size "
-    "conv_kernel_size conv_group_size vocab_size hidden_size quantization_config causal "
-    "dspark_noise_token_id dspark_target_layer_ids rope_is_neox_style text_config architectures"
-).split()
+_WORDS_TEXT = """
+fc.weight d2t t2d lm_head.weight embed_tokens.weight confidence_head.proj.weight model.d2t
+markov_head.markov_w1.weight markov_head.gate_proj.weight layers.0.mlp.up_proj.weight_packed
+layers.7.input_layernorm.weight mtp.0.attn.wq_a.scale mtp.9999999999.norm.weight ../a
+"""
+_WORDS = _WORDS_TEXT.split()
+_KEYS_TEXT = """
+rope_theta rope_scaling rope_parameters partial_rotary_factor head_dim layer_types use_swa
+sliding_window use_sliding_window draft_vocab_size num_hidden_layers markov_rank block_size
+mask_token_id target_layer_ids aux_hidden_state_layer_ids dflash_config hidden_act
+transformer_layer_config num_target_layers sample_from_anchor dspark_block_size
+conv_kernel_size conv_group_size vocab_size hidden_size quantization_config causal
+dspark_noise_token_id dspark_target_layer_ids rope_is_neox_style text_config architectures
+"""
+_KEYS = _KEYS_TEXT.split()
 
 
 def read(folder: Path) -> Files:
@@ -204,10 +211,80 @@ def _recast(entry: dict[str, Any], rng: random.Random, *, whole: bool) -> None:
         shape[rng.randrange(len(shape))] = rng.choice(_SIZES)
         return
     size = math.prod(shape)
-    flat: list[list[int]] = [[size], [1, size], [size, 1], shape[::-1], [1] * 7 + [size], [*shape, 1]]
+    flat: list[list[int]] = [
+        [size],
+        [1, size],
+        [size, 1],
+        shape[::-1],
+        [1] * 7 + [size],
+        [*shape, 1],
+    ]
     entry["shape"] = rng.choice([*flat, [size, 0], [], [0, 2**59, 2**59], [1] * 9])
     entry["dtype"] = rng.choice([entry["dtype"], *_DTYPES])
     if rng.random() < 0.5:
         start, end = entry["data_offsets"]
         width = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F8_E4M3": 1, "U8": 1, "I8": 1}
         entry["shape"] = [(end - start) // width.get(entry["dtype"], 2)]
+
+
+def _values() -> tuple[As, ...]:
+    kind = gguf.GGUFValueType
+    scalars = (
+        *(As(n, kind.UINT32) for n in (0, 1, 3, 65, 2**16, 2**31, 2**32 - 1)),
+        *(As(n, kind.INT32) for n in (-1, -(2**31))),
+        *(As(n, kind.FLOAT32) for n in (0.0, -1.0, 1.5, math.nan, math.inf, 1e-40)),
+        *(As(1e300, kind.FLOAT64), As(2**63, kind.UINT64), As(-(2**63), kind.INT64)),
+        *(As(text, kind.STRING) for text in ("", "x", "outputs", "rnn", "yarn", "a\nb")),
+        *(As(truth, kind.BOOL) for truth in (True, False)),
+    )
+    lists = (
+        *(As([n], kind.ARRAY, kind.INT32) for n in (0, -1, 7)),
+        *(As(ids, kind.ARRAY, kind.UINT32) for ids in ([2, 4, 5], [4, 2, 5], [2, 2, 5], [1] * 600)),
+        *(As([2**40], kind.ARRAY, kind.INT64), As([1.5], kind.ARRAY, kind.FLOAT32)),
+        *(As(["a"], kind.ARRAY, kind.STRING), As([True], kind.ARRAY, kind.BOOL)),
+    )
+    return scalars + lists
+
+
+VALUES = _values()
+
+
+def gguf_mutants(source: Path, scratch: Path, rng: random.Random, count: int) -> Iterator[Change]:
+    """A GGUF's bytes damaged, or its keys and tensors replaced by hostile ones."""
+    whole, reader = source.read_bytes(), gguf.GGUFReader(source)
+    shapes = {t.name: [int(n) for n in reversed(t.shape)] for t in reader.tensors}
+    names, keys = list(shapes), [key for key in reader.fields if not key.startswith("GGUF.")]
+    prefixed = [key for key in keys if not key.startswith("general.")]
+    for _ in range(count):
+        if rng.random() < 0.35:
+            yield f"bytes of {source.name}", {source.name: damaged(whole, rng)}
+            continue
+        metadata: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            architectures = ["dspark", "dflash-draft", "qwen35-dflash-draft", "qwen3", "dflash"]
+            metadata["general.architecture"] = rng.choice(architectures)
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            metadata[rng.choice(prefixed)] = rng.choice([None, *VALUES])
+        for _ in range(rng.choice([0, 0, 1, 1, 2])):
+            name = rng.choice(names)
+            tensors[name] = None
+            if rng.random() < 0.7:
+                other = rng.choice(
+                    [name, name, name + "x", "d2t", "output.weight", "conf_proj.bias"]
+                )
+                tensors[other] = _tensor(shapes[name], rng)
+        yield (
+            f"{metadata} {list(tensors)}",
+            {source.name: rewrite(source, scratch, metadata, tensors).read_bytes()},
+        )
+
+
+def _tensor(shape: list[int], rng: random.Random) -> npt.NDArray[Any]:
+    """Numbers of another type, shape or kind than a draft has."""
+    sizes: list[list[int]] = [shape, shape, shape[::-1], [*shape, 1], [math.prod(shape)], [4]]
+    kind = rng.choice([np.float32, np.float32, np.float16, np.int32, np.int64, np.int8])
+    values = np.zeros(rng.choice(sizes), kind)
+    if kind in (np.float32, np.float16):
+        values.reshape(-1)[-1] = rng.choice([math.nan, math.inf, 6e4, 0])
+    return values

@@ -14,10 +14,12 @@ from llamaspec.convert.plan import DraftConfig, DraftShape, Mapped, Packaging, S
 from llamaspec.convert.quantised import linear, mx_codes
 from llamaspec.convert.rope import read_rope
 from llamaspec.convert.scaled import FP8
-from llamaspec.convert.settings import Settings
+from llamaspec.convert.settings import MAX_HEAD_WIDTH, Settings
+from llamaspec.convert.shown import shown
 from llamaspec.convert.target import Target
 from llamaspec.convert.weights import Weights, stacked
 from llamaspec.errors import ModelLoadError
+from llamaspec.runtime.metadata import MAX_LAYERS
 
 _MARKS = ("dspark_block_size", "dspark_noise_token_id", "dspark_target_layer_ids")
 _ROOT = {
@@ -56,8 +58,8 @@ _STAGE = {
     "ffn.shared_experts.w3.weight": "ffn_up_shexp.weight",
 }
 _EXPERTS = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
-_EXPERT = re.compile(r"ffn\.experts\.(\d+)\.(w[123])\.weight")
-_NAME = re.compile(r"mtp\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"ffn\.experts\.(\d{1,9})\.(w[123])\.weight")
+_NAME = re.compile(r"mtp\.(\d{1,9})\.(.+)")
 _UNUSED = {
     "ffn.gate.bias_vl": "for images",
     "ffn.gate.tid2eid": "routing by hash, which drafts do not use",
@@ -87,7 +89,9 @@ def configure(source: Checkpoint, target: Target) -> DraftConfig:
     stages = [int(match[1]) for name in source.entries if (match := _NAME.fullmatch(name))]
     if not stages:
         raise settings.wrong(f"has {_MARKS[0]}, but the checkpoint has no mtp.* tensors")
-    layers, width = 1 + max(stages), settings.whole("head_dim")
+    layers, width = 1 + max(stages), settings.whole("head_dim", most=MAX_HEAD_WIDTH)
+    if layers > MAX_LAYERS:
+        raise settings.wrong(f"there are tensors mtp.{layers - 1}.*, {MAX_LAYERS} stages at most")
     shape = DraftShape(
         layers=layers,
         width=settings.whole("hidden_size"),
@@ -96,19 +100,19 @@ def configure(source: Checkpoint, target: Target) -> DraftConfig:
         kv_heads=settings.whole("num_key_value_heads"),
         head_width=width,
         context=settings.whole("max_position_embeddings"),
-        rms_epsilon=settings.number("rms_norm_eps"),
+        rms_epsilon=settings.epsilon("rms_norm_eps"),
         vocabulary=settings.whole("vocab_size"),
     )
     ids = settings.ids("dspark_target_layer_ids")
     if ids is None:
         settings.need("dspark_target_layer_ids")
     w1 = next((name for name in source.entries if name.endswith("markov_w1.weight")), None)
-    rank = source.entry(w1).shape[-1] if w1 else 0
+    rank = (source.entry(w1).shape or (1,))[-1] if w1 else 0
     return DraftConfig(
         shape=shape,
         rope=replace(
             read_rope(settings, width, mrope_target=False),
-            dimensions=settings.whole("qk_rope_head_dim"),
+            dimensions=settings.whole("qk_rope_head_dim", most=width),
         ),
         block=settings.whole("dspark_block_size"),
         mask=settings.whole("dspark_noise_token_id", least=0),
@@ -124,7 +128,7 @@ def configure(source: Checkpoint, target: Target) -> DraftConfig:
 def _extra(settings: Settings, layers: int) -> dict[str, object]:
     score = settings.text("scoring_func")
     if score not in _GATES:
-        raise settings.wrong(f"scoring_func is {score!r}, none of {', '.join(_GATES)}")
+        raise settings.wrong(f"scoring_func is {shown(score)}, none of {', '.join(_GATES)}")
     limit = settings.number("swiglu_limit")
     keys: dict[str, object] = {
         "attention.q_lora_rank": settings.whole("q_lora_rank"),
@@ -166,7 +170,8 @@ def map_tensors(source: Checkpoint, config: DraftConfig) -> Mapped:
     for name in source.entries:
         match = _NAME.fullmatch(name)
         if match is None:
-            mapped.left_out[name] = "of the full model"
+            if not wanted(name):
+                mapped.left_out[name] = "of the full model"
             continue
         stage, rest = match.groups()
         if rest in _UNUSED:
@@ -179,7 +184,7 @@ def map_tensors(source: Checkpoint, config: DraftConfig) -> Mapped:
             _put(mapped, f"blk.{stage}.{_STAGE[rest]}", _kept(source, name))
     count = int(config.extra["expert_count"])
     for (stage, part), names in experts.items():
-        if sorted(names) != list(range(count)):
+        if len(names) != count or sorted(names) != list(range(count)):
             raise ModelLoadError(
                 f"{source.folder}: stage {stage} has {len(names)} experts with {part}, "
                 f"n_routed_experts is {count}"

@@ -11,9 +11,11 @@ from llamaspec.convert.target import Target
 
 
 def recognises(source: Checkpoint) -> bool:
-    """Flat `target_layer_ids` and `block_size`, and no `dflash_config`."""
+    """Its class, or flat `target_layer_ids` and `block_size`; and no `dflash_config`."""
     config = source.settings.config
-    return "target_layer_ids" in config and "block_size" in config and "dflash_config" not in config
+    flat = "target_layer_ids" in config and "block_size" in config
+    own = source.architecture == "Qwen3DSparkModel"
+    return (own or flat) and "dflash_config" not in config
 
 
 def configure(source: Checkpoint, target: Target) -> DraftConfig:

@@ -13,6 +13,7 @@ from llamaspec.convert.dense import BLOCK_NAMES, Choices, decoder_taps, dense_co
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.rope import read_rope
 from llamaspec.convert.settings import Settings
+from llamaspec.convert.shown import shown
 from llamaspec.convert.target import Target
 
 _NAMES = BLOCK_NAMES | {
@@ -73,7 +74,9 @@ def _refuse(settings: Settings) -> None:
         raise settings.wrong("attention_k_eq_v is not true: only drafts whose keys serve as values")
     kinds = settings.texts("layer_types")
     if kinds is not None and set(kinds) != {"full_attention"}:
-        raise settings.wrong(f"layer_types is {list(kinds)}: only full attention is possible")
+        raise settings.wrong(
+            f"layer_types is {shown(list(kinds))}: only full attention is possible"
+        )
     if settings.flag("enable_moe_block"):
         raise settings.wrong("enable_moe_block is true: a draft with experts is not possible")
     if settings.find("final_logit_softcapping"):

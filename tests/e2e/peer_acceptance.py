@@ -92,11 +92,12 @@ def simple(setting: Setting, draft: Path, kind: str) -> Counts:
         command = setting.command("llama-speculative-simple", draft, kind)
         command += ["-p", line["prompt_text"], "-n", str(setting.tokens), "--temp", "0"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = [re.search(rf"{key}\s*=\s*(\d+)", done.stderr) for key in ("n_accept", "n_drafted")]
-        if done.returncode != 0 or None in found:
-            raise SystemExit(f"{draft}: {tool} ended with {done.returncode}\n{done.stderr[-2000:]}")
-        numbers = [int(match[1]) for match in found if match is not None]
-        accepted, drafted = accepted + numbers[0], drafted + numbers[1]
+        found = dict(re.findall(r"(n_accept|n_drafted) *= *(\d+)", done.stderr))
+        if done.returncode != 0 or len(found) < 2:
+            said = done.stderr[-2000:]
+            raise SystemExit(f"{draft}: {command[0]} ended with {done.returncode}\n{said}")
+        accepted += int(found["n_accept"])
+        drafted += int(found["n_drafted"])
     return accepted, drafted
 
 

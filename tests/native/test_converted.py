@@ -56,7 +56,7 @@ def check(found: tuple[NativeBlock, Block], tolerance: float = TOLERANCE) -> Non
 
 
 def difference(native: NativeBlock, expected: Block) -> float:
-    """How far base logits are apart; a selector's are scaled and capped, from its first proposal."""
+    """How far base logits are apart; a selector's are scaled and capped ones, of proposals only."""
     if native.hidden is None:
         first = len(expected.base) - len(expected.logits)
         return float(np.abs(native.base[first:] - expected.logits).max())
@@ -312,7 +312,7 @@ def compressed(tensors: Shards) -> Shards:
     renamed = {}
     for name, stored in tensors.items():
         if name.endswith("weight_scale_2"):
-            inverse = 1 / np.frombuffer(stored.data, "<f4")
+            inverse = np.reciprocal(np.frombuffer(stored.data, np.float32))
             renamed[name.replace("weight_scale_2", "weight_global_scale")] = plain(inverse)
             renamed[name.replace("weight_scale_2", "input_global_scale")] = plain(inverse)
         else:

@@ -1,4 +1,4 @@
-"""Drafts in the layouts of vendors and older files: `convert` brings back what they were made of."""
+"""Drafts in layouts of vendors and older files: `convert` brings back what they were made of."""
 
 from collections.abc import Mapping
 from pathlib import Path
