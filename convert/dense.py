@@ -324,11 +324,9 @@ def check_ids(ids: npt.NDArray[np.int64], config: DraftConfig) -> npt.NDArray[np
     rows, size = config.draft_vocabulary, config.shape.vocabulary
     if ids.size != rows:
         raise IncompatibleDraftError(f"d2t has {ids.size} rows, draft_vocab_size is {rows}")
-    if ids.size == 0 or ids.min() < 0 or ids.max() >= size:
-        raise IncompatibleDraftError(
-            f"d2t maps to tokens {ids.min(initial=0)} to {ids.max(initial=0)}, "
-            f"the target has {size}"
-        )
+    low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, -1)
+    if not 0 <= low <= high < size:
+        raise IncompatibleDraftError(f"d2t maps to tokens {low} to {high}, the target has {size}")
     seen = np.zeros(size, bool)
     seen[ids] = True
     if seen.sum() != ids.size:

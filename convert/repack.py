@@ -41,7 +41,7 @@ _KEYS = {
 }
 # what the tensors say themselves, or what only another runtime reads
 _OTHERS = """
-markov_rank vocab_size n_target_features n_target_layers target.block_count enabled confidence_head
+markov_rank n_target_features n_target_layers target.block_count enabled confidence_head
 confidence_with_markov confidence_bias target_checkpoint_sha256
 """
 _DROPPED = frozenset(_OTHERS.split())
@@ -266,7 +266,7 @@ _BY_NAME = """
 block_count embedding_length feed_forward_length attention.head_count attention.head_count_kv
 attention.key_length attention.value_length context_length attention.layer_norm_rms_epsilon
 rope.freq_base block_size mask_token_id target_layers sample_from_anchor has_confidence_head
-markov_head_type layer_ids
+markov_head_type layer_ids vocab_size
 """
 _HANDLED = frozenset(_BY_NAME.split())
 

@@ -48,11 +48,12 @@ def read_rope(settings: Settings, head_width: int, mrope_target: bool) -> Rope:
     theta = settings.as_number("rope_theta", fields["rope_theta"])
     if not theta > 1:
         raise settings.wrong(f"rope_theta is {theta:g}, not above 1")
+    multiple = mrope_target or fields.get("mrope_section") is not None
     if _unusual_yarn(settings, fields):
-        return _yarn_as_factors(settings, fields, theta, (head_width, mrope_target))
+        return _yarn_as_factors(settings, fields, theta, (head_width, multiple))
     fraction = fields.get("partial_rotary_factor")
     partial = kind == "llama3" and fraction not in (None, 1, 1.0)
-    if kind in ("llama3", "proportional") and (mrope_target or partial):
+    if kind in ("llama3", "proportional") and (multiple or partial):
         raise settings.wrong(
             f"RoPE of type {kind} needs divisors of all frequencies, which llama.cpp does not take "
             "with M-RoPE, nor with a partial rotation"
@@ -131,8 +132,8 @@ def _yarn_as_factors(
     settings: Settings, fields: dict[str, Any], theta: float, heads: tuple[int, bool]
 ) -> Rope:
     """YaRN (Peng et al., 2023) worked out into a divisor a frequency, and a plain attn_factor."""
-    width, mrope_target = heads
-    if mrope_target or fields.get("partial_rotary_factor") not in (None, 1, 1.0):
+    width, multiple = heads
+    if multiple or fields.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise settings.wrong(
             "YaRN with its own beta_fast, beta_slow or extrapolation_factor needs divisors of all "
             "frequencies, which llama.cpp does not take with M-RoPE or a partial rotation"

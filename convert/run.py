@@ -18,6 +18,7 @@ from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.quantize import Permit, quantize
+from llamaspec.runtime.quantize_types import is_quantised
 from llamaspec.runtime.staged import staged
 
 
@@ -128,8 +129,13 @@ def _write(
 ) -> dict[str, int]:
     """Write the file; returns bytes by GGUF type."""
     keys, outtype = how
-    # llama.cpp's quantiser starts from floats
     output = plan_output(keys, plan.tensors, OutType(AUTO) if outtype.native else outtype)
+    packed = sorted({kind for kind in output.types.values() if is_quantised(kind)})
+    if outtype.native and packed:
+        raise OptionError(
+            f"outtype {outtype.name} is made by llama.cpp's quantiser, which starts from floats, "
+            f"and the draft's source is quantised ({', '.join(packed)}); take auto or q8_0"
+        )
     floats = part.with_suffix(".floats")
     try:
         write(floats if outtype.native else part, output, on_progress)

@@ -1,12 +1,19 @@
-"""Damages checkpoint folders and GGUFs as no exporter would, the same way for the same seed."""
+"""Damages checkpoint folders and GGUFs as no exporter would, the same way for the same seed.
+
+`bounded` is what a conversion of them must keep to.
+"""
 
 import copy
 import json
 import math
 import random
+import signal
 import struct
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import gguf
@@ -15,6 +22,7 @@ import numpy.typing as npt
 
 from tests.rewrite import As, rewrite
 
+SECONDS = 10
 Files = dict[str, bytes]
 """Contents by path below the folder that holds draft and target."""
 Change = tuple[str, Files]
@@ -57,6 +65,28 @@ conv_kernel_size conv_group_size vocab_size hidden_size quantization_config caus
 dspark_noise_token_id dspark_target_layer_ids rope_is_neox_style text_config architectures
 """
 _KEYS = _KEYS_TEXT.split()
+
+
+class Endless(BaseException):
+    """Like Ctrl-C, nothing takes it for an error of its own."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Warnings become errors, and what takes too long ends as Endless."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise Endless(f"more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read(folder: Path) -> Files:
@@ -250,7 +280,10 @@ VALUES = _values()
 
 
 def gguf_mutants(source: Path, scratch: Path, rng: random.Random, count: int) -> Iterator[Change]:
-    """A GGUF's bytes damaged, or its keys and tensors replaced by hostile ones."""
+    """A GGUF's bytes damaged, or its keys and tensors replaced by hostile ones.
+
+    `source` stays mapped and must not be where the mutants are written.
+    """
     whole, reader = source.read_bytes(), gguf.GGUFReader(source)
     shapes = {t.name: [int(n) for n in reversed(t.shape)] for t in reader.tensors}
     names, keys = list(shapes), [key for key in reader.fields if not key.startswith("GGUF.")]
@@ -270,10 +303,8 @@ def gguf_mutants(source: Path, scratch: Path, rng: random.Random, count: int) ->
             name = rng.choice(names)
             tensors[name] = None
             if rng.random() < 0.7:
-                other = rng.choice(
-                    [name, name, name + "x", "d2t", "output.weight", "conf_proj.bias"]
-                )
-                tensors[other] = _tensor(shapes[name], rng)
+                others = [name, name, name + "x", "d2t", "output.weight", "conf_proj.bias"]
+                tensors[rng.choice(others)] = _tensor(shapes[name], rng)
         yield (
             f"{metadata} {list(tensors)}",
             {source.name: rewrite(source, scratch, metadata, tensors).read_bytes()},

@@ -89,9 +89,13 @@ def _refuse(settings: Settings) -> None:
 def map_tensors(source: Checkpoint, config: DraftConfig) -> Mapped:
     """The tensors under GGUF names; RoPE factors are added where it is proportional."""
     mapped = map_dense(source, config, _NAMES)
-    if mapped.head is None and source.settings.flag("tie_word_embeddings"):
-        return replace(mapped, head=mapped.embedding)
-    return mapped
+    if mapped.head is not None or mapped.embedding is None:
+        return mapped
+    if source.settings.flag("tie_word_embeddings") is False:
+        raise source.settings.wrong(
+            "tie_word_embeddings is false, but the checkpoint has an embedding and no lm_head"
+        )
+    return replace(mapped, head=mapped.embedding)
 
 
 PACKAGING = Packaging("DeepSpec for Gemma 4", recognises, configure, map_tensors)

@@ -36,6 +36,7 @@ DRAFTS = {
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32", "-fa", "off", "-t", "1")
 PROPOSALS = 7
 START_SECONDS = 60
+ATTEMPTS = 5
 Counts = tuple[int, int]
 
 
@@ -91,14 +92,23 @@ def simple(setting: Setting, draft: Path, kind: str) -> Counts:
     for line in setting.lines:
         command = setting.command("llama-speculative-simple", draft, kind)
         command += ["-p", line["prompt_text"], "-n", str(setting.tokens), "--temp", "0"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = dict(re.findall(r"(n_accept|n_drafted) *= *(\d+)", done.stderr))
-        if done.returncode != 0 or len(found) < 2:
-            said = done.stderr[-2000:]
-            raise SystemExit(f"{draft}: {command[0]} ended with {done.returncode}\n{said}")
+        found = logged(command)
         accepted += int(found["n_accept"])
         drafted += int(found["n_drafted"])
     return accepted, drafted
+
+
+def logged(command: list[str]) -> dict[str, str]:
+    """What llama-speculative-simple logs of its counts."""
+    # now and then it ends, with 0, before its log's last lines are out
+    for _ in range(ATTEMPTS):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = dict(re.findall(r"(n_accept|n_drafted) *= *(\d+)", done.stderr))
+        if done.returncode == 0 and len(found) == 2:
+            return found
+        if done.returncode != 0:
+            break
+    raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}\n{done.stderr[-2000:]}")
 
 
 def server(setting: Setting, draft: Path, kind: str) -> Counts:

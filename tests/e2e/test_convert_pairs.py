@@ -29,7 +29,7 @@ HEADS = {
 }
 RUNNABLE = ("tiny-dspark", "tiny-dflash", "tiny-dspark-speculators")
 TABLES = {"token_embd.weight", "output.weight"}
-EVERY = 4  # of the 28 lines of an oracle
+EVERY = 6  # of the 28 lines of an oracle
 # f32 caches and no flash attention: the oracles compute in fp32 throughout
 EXACT = LoadOptions(cache_type="f32", flash_attention="off", threads=1)
 TOKENS = 40

@@ -22,6 +22,7 @@ from tests.converted import (
     read_shards,
     recast,
     reconfigure,
+    tensor_types,
 )
 from tests.native_block import NativeBlock
 from tests.reference import Block, quantised
@@ -85,6 +86,15 @@ def test_standalone_files_compute_the_same_without_a_target(case: Case, tmp_path
     converted = ready.convert("draft.gguf", standalone=True)
     ready.target.unlink()
     check(both(converted, ready, 5), tolerance_of(case))
+
+
+def test_a_target_without_a_head_is_tied_unless_it_denies_it(tmp_path: Path) -> None:
+    ready = give_tables(write("lfm2", tmp_path / "pair"), tmp_path)
+    reconfigure(ready.pair.target, lambda config: config.pop("tie_embedding"))
+    check(both(ready.convert("draft.gguf", standalone=True), ready, 5))
+    reconfigure(ready.pair.target, setting(tie_word_embeddings=False))
+    with pytest.raises(ModelLoadError, match="the draft has no head"):
+        ready.convert("refused.gguf", standalone=True)
 
 
 @pytest.mark.parametrize("case", GATED, ids=lambda case: case.name)
@@ -302,6 +312,7 @@ def test_fp8_comes_back_with_its_scales(kind: str, tmp_path: Path) -> None:
             packed, floats = packed | scaled, floats | {name: plain(values)}
     recast(folder, packed)
     converted = ready.convert("draft.gguf")
+    assert tensor_types(ready.convert("auto.gguf", "auto"))["fc.weight"] == "BF16"
     recast(folder, floats)
     for n in CONTEXTS:
         check(both(converted, ready, n))

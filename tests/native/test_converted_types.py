@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from llamaspec.errors import OptionError
 from llamaspec.runtime.arrays import FloatArray
 from tests.checkpoints import shapes, write
 from tests.converted import ANCHOR, Ready, features, give_tables, make, tensor_types
@@ -88,6 +89,13 @@ def test_experts_stay_as_they_are(tmp_path: Path) -> None:
         assert alike(block(converted, ready).base, exact) > 0.99
 
 
+def test_mixtures_of_quantised_sources_are_refused(tmp_path: Path) -> None:
+    ready = give_tables(write("deepseek4", tmp_path / "pair"), tmp_path)
+    with pytest.raises(OptionError, match=r"outtype q4_k_m .* quantised \(MXFP4, Q8_0\)"):
+        ready.convert("mixed.gguf", "q4_k_m")
+    assert not (tmp_path / "mixed.gguf").exists()
+
+
 @pytest.mark.parametrize("packaging", PACKAGINGS)
 @pytest.mark.usefixtures("feed_forward")
 def test_mixtures_of_narrow_drafts(packaging: str, tmp_path: Path) -> None:
@@ -97,6 +105,7 @@ def test_mixtures_of_narrow_drafts(packaging: str, tmp_path: Path) -> None:
     types = tensor_types(converted)
     assert types["fc.weight"] in ("BF16", "F16")
     assert types["blk.0.attn_q.weight"].startswith("Q5")
+    assert {types[name] for name in EIGHT_BITS & types.keys()} <= {"Q8_0"}
     exact = block(ready.convert("exact.gguf", "f32"), ready).base
     assert CLOSE["q4_k_m"] < alike(block(converted, ready).base, exact) < 1
 
@@ -114,4 +123,5 @@ def test_mixtures_of_the_trained_draft(shared: Path, tmp_path: Path) -> None:
     assert types["fc.weight"] == types["conf_proj.weight"] == "BF16"
     assert {types[f"blk.{i}.attn_q.weight"] for i in (0, 1)} == {"Q4_K"}
     assert types["blk.0.attn_norm.weight"] == "F32"
+    assert {types[name] for name in EIGHT_BITS} == {"Q8_0"}
     assert CLOSE["q4_k_m"] < alike(blocks["q4_k_m"].base, blocks["f32"].base) < 1

@@ -113,6 +113,13 @@ ROPES = {
     "linear": rope("linear", factor=4.0),
     "proportional": rope("proportional", partial_rotary_factor=0.25),
     "yarn": rope("yarn", factor=8.0, original_max_position_embeddings=64),
+    "llama3": rope(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=256,
+    ),
 }
 
 
