@@ -137,6 +137,11 @@ def read_windows(settings: Settings, layers: int) -> dict[str, object]:
     names = ("swa_window_size", "sliding_window") if every else ("sliding_window",)
     window = settings.whole_or(0, *names)
     if not window:
+        if every or "sliding_attention" in (settings.texts("layer_types") or ()):
+            raise settings.wrong(
+                "says that layers see a sliding window and not how long it is; give --set "
+                f"{names[0]}=..."
+            )
         return {}
     if every:
         pattern = [True] * layers

@@ -82,8 +82,8 @@ def make_plan(source: Checkpoint, target: Target, wishes: Wishes) -> Plan:
     packaging = recognise(source)
     config = packaging.configure(source, target)
     check_fit(config, target, source.settings.whole_or(0, "num_target_layers") or None)
-    check_overrides(source.settings, wishes)
     mapped = _without_identity(packaging.map_tensors(source, config), config)
+    check_overrides(source.settings, wishes)
     tables = decide(mapped, config, target, wishes.standalone)
     left_out = {**mapped.left_out, **tables.left_out}
     unexpected = unmapped(source, mapped)
