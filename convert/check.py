@@ -58,8 +58,8 @@ def _check_taps(taps: tuple[int, ...], target: Target) -> None:
         )
     if target.architecture in NO_LAYER_INPUT_ARCHITECTURES:
         raise IncompatibleDraftError(
-            f"{target.path} is a {target.architecture} model, which has no layer outputs of one row "
-            "a token, so no draft can read them in this llama.cpp"
+            f"{target.path} is a {target.architecture} model, which has no layer outputs of one "
+            "row a token, so no draft can read them in this llama.cpp"
         )
 
 

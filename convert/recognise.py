@@ -136,8 +136,8 @@ def _notes(config: DraftConfig, target: Target) -> list[str]:
     notes = []
     if not target.architecture:
         notes.append(
-            f"what llama.cpp calls the architecture of {target.path.name} is not known here: whether "
-            "it gives the layer outputs that the draft reads shows when the two are loaded"
+            f"what llama.cpp calls the architecture of {target.path.name} is not known here: "
+            "whether it gives the layer outputs that the draft reads shows when the two are loaded"
         )
     if config.markov[0] in ("gated", "rnn"):
         notes.append(

@@ -15,18 +15,18 @@ WIDTH, LAYERS, VOCABULARY, HEADS, HEAD, CONTEXT = 64, 4, 64, 4, 16, 256
 Keys = Mapping[str, Any]
 
 _DENSE = """
-apertus arcee baichuan bitnet bloom chatglm codeshell cogvlm cohere2 command-r deci ernie4_5 exaone
-exaone4 falcon gemma gemma2 gemma3 gemma3n gemma4 glm4 gpt2 gptneox granite granite_swa hrm_text
-hunyuan-dense hunyuan_vl internlm2 jais jais2 llama maincoder minicpm minicpm3 mistral3 mpt
-muse-glimmer nanbeige nemotron olmo olmo2 openelm orion paddleocr pangu-embedded phi2 phi3 plamo plamo3
-pockettts qwen qwen2 qwen2vl qwen3 qwen3vl refact seed_oss smollm3 spark2_5 stablelm starcoder
-starcoder2 talkie xverse
+apertus arcee baichuan bitnet bloom chatglm codeshell cogvlm cohere2 command-r deci ernie4_5
+exaone exaone4 falcon gemma gemma2 gemma3 gemma3n gemma4 glm4 gpt2 gptneox granite granite_swa
+hrm_text hunyuan-dense hunyuan_vl internlm2 jais jais2 llama maincoder minicpm minicpm3 mistral3
+mpt muse-glimmer nanbeige nemotron olmo olmo2 openelm orion paddleocr pangu-embedded phi2 phi3
+plamo plamo3 pockettts qwen qwen2 qwen2vl qwen3 qwen3vl refact seed_oss smollm3 spark2_5 stablelm
+starcoder starcoder2 talkie xverse
 """
 _EXPERTS = """
-afmoe arctic bailingmoe bailingmoe2 cohere2moe dbrx deepseek deepseek2 deepseek2-ocr deepseek32 dots1
-ernie4_5-moe exaone-moe glm-dsa glm4moe gpt-oss granitemoe grok grovemoe hunyuan-moe hy_v3 hy_v4 laguna
-llama4 maple mellum mimo2 minimax-m2 minimax-m3 mistral4 olmoe phimoe qwen2moe qwen3moe qwen3vlmoe
-smallthinker step35
+afmoe arctic bailingmoe bailingmoe2 cohere2moe dbrx deepseek deepseek2 deepseek2-ocr deepseek32
+dots1 ernie4_5-moe exaone-moe glm-dsa glm4moe gpt-oss granitemoe grok grovemoe hunyuan-moe hy_v3
+hy_v4 laguna llama4 maple mellum mimo2 minimax-m2 minimax-m3 mistral4 olmoe phimoe qwen2moe
+qwen3moe qwen3vlmoe smallthinker step35
 """
 STREAMS = frozenset({"gemma3n", "hy_v4"})
 """Architectures whose layers hand on several rows a token, which no draft can read."""
@@ -153,7 +153,10 @@ def write_metadata(path: Path, arch: str) -> Path:
 
 
 def write_bigram_draft(
-    path: Path, taps: Sequence[int], text: Sequence[int], sizes: tuple[int, int] = (WIDTH, VOCABULARY)
+    path: Path,
+    taps: Sequence[int],
+    text: Sequence[int],
+    sizes: tuple[int, int] = (WIDTH, VOCABULARY),
 ) -> Path:
     """An untrained DSpark draft of one layer for a target of these sizes (width, vocabulary), with
     the target's tables. Where text is given, its Markov head knows which tokens followed which.

@@ -176,8 +176,8 @@ class TargetContext(Context):
     _tapping: bool = False
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
-        """Choose the layer inputs that make up a feature row; a tap equal to the number of layers is
-        what leaves the last.
+        """Choose the layer inputs that make up a feature row; a tap equal to the number of layers
+        is what leaves the last.
 
         Raises IncompatibleDraftError where the target's graph does not have one as a row of the
         model's width for every token. llama.cpp would end the process at the next decode.

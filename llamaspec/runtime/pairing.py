@@ -1,7 +1,7 @@
 """Whether a draft fits a target, told from two descriptions before llama.cpp sees either file.
 
-llamaspec asks a target's graph for layer inputs, which not every graph has; what two headers tell is
-settled here, and the rest when the target is loaded.
+llamaspec asks a target's graph for layer inputs, which not every graph has; what two headers tell
+is settled here, and the rest when the target is loaded.
 """
 
 import math
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
 
-# Targets whose graph gives no layer inputs that a draft could read: several streams side by side (the
-# first four), or layers whose output has no name. Every other is asked when it is loaded, see
-# TargetContext.set_taps. tests/native/test_layer_inputs.py asks the graphs themselves.
+# Targets whose graph gives no layer inputs that a draft could read: several streams side by side,
+# or, of plamo2, layers whose output has no name. Every other is asked when it is loaded, see
+# TargetContext.set_taps. A test derives the list from the sources.
 NO_LAYER_INPUT_ARCHITECTURES = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp", "plamo2"})
 # Targets with recurrent state, alone or beside attention: from it llamaspec cannot drop rejected
 # tokens yet. A test derives the list from the sources too.
@@ -106,8 +106,8 @@ def _tap_problems(target: FileDescription, detail: DraftDescription) -> Iterator
     arch = target.architecture
     if arch in NO_LAYER_INPUT_ARCHITECTURES:
         yield (
-            f"{target.path.name}: architecture {arch} has no layer inputs of one row a token, so no "
-            "draft can read them; run it without a draft"
+            f"{target.path.name}: architecture {arch} has no layer inputs of one row a token, so "
+            "no draft can read them; run it without a draft"
         )
     if arch in RECURRENT_ARCHITECTURES:
         yield (

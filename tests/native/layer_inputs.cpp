@@ -53,7 +53,7 @@ void fill(ggml_tensor * tensor, void * data) {
     Numbers numbers(tensor->name);
     std::vector<float> values(ggml_nelements(tensor));
     for (float & value : values) {
-        value = norm ? 1.0f + 0.3f * numbers.next() : 0.25f * numbers.next();
+        value = norm ? 1.0f + 0.3f * numbers.next() : 0.5f * numbers.next();
     }
     ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
     if (gguf_find_tensor(made.file, tensor->name) < 0) {

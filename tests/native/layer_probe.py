@@ -34,9 +34,11 @@ class Probe:
             self._run("make", metadata, path)
         return path
 
-    def watch(self, model: Path, ids: Sequence[int], sizes: tuple[int, int, int]) -> list[FloatArray]:
-        """The inputs [n_layer + 1, rows, width] of the layers and the head: of all ids but the last,
-        and of the last behind them. sizes: layers, rows of the first pass, width.
+    def watch(
+        self, model: Path, ids: Sequence[int], sizes: tuple[int, int, int]
+    ) -> list[FloatArray]:
+        """The inputs [n_layer + 1, rows, width] of the layers and the head: of all ids but the
+        last, and of the last behind them. sizes: layers, rows of the first pass, width.
         """
         out = self.folder / "watched.bin"
         self._run("watch", model, out, ",".join(map(str, ids)))

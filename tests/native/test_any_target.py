@@ -2,24 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from llamaspec.engine.ending import Ending
-from llamaspec.engine.sequence import Request, Sequence
-from llamaspec.loading import Pair, load_pair
+from llamaspec.loading import load_pair
 from llamaspec.options import LoadOptions
-from llamaspec.runtime.arrays import IntArray
-from llamaspec.text.detokenize import Pieces
-from tests.miniature_targets import LAYERS, STREAMS, TARGETS, write_bigram_draft
+from tests.decoding import decode
+from tests.miniature_targets import LAYERS, STREAMS, TARGETS, VOCABULARY, write_bigram_draft
 from tests.native.layer_probe import Probe, compile_probe
-
-import numpy as np
 
 pytestmark = pytest.mark.native
 
 OPTIONS = LoadOptions(flash_attention="on", threads=1, context=256)
-TOKENS = 96
-PROMPT = [5, 9, 33, 2, 60, 17, 41, 8]
+TOKENS = 40
+PROMPTS = np.random.default_rng(3).integers(3, VOCABULARY, (3, 8), np.int32)
 TAPS = (0, 2, LAYERS)
 
 
@@ -28,31 +24,25 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
     return compile_probe(tmp_path_factory.mktemp("targets"))
 
 
-def decode(pair: Pair, prompt: IntArray, draft_max: int) -> Sequence:
-    ending = Ending(pieces=Pieces(pair.model.vocab.piece), ends=frozenset(), limit=TOKENS)
-    sequence = pair.engine.admit(Request(prompt, TOKENS, draft_max, ending))
-    try:
-        while sequence.finish_reason is None:
-            pair.engine.step()
-    finally:
-        pair.engine.release(sequence.request)
-    return sequence
-
-
 @pytest.mark.parametrize("arch", sorted(TARGETS - STREAMS))
 def test_a_draft_changes_no_token(arch: str, probe: Probe, tmp_path: Path) -> None:
-    target, prompt = probe.model(arch), np.array(PROMPT, np.int32)
+    target = probe.model(arch)
     alone = load_pair(target, None, OPTIONS)
-    text = decode(alone, prompt, 0).tokens
-    alone.close()
-    pair = load_pair(target, write_bigram_draft(tmp_path / "d.gguf", TAPS, text[: TOKENS // 2]), OPTIONS)
+    try:
+        texts = [decode(alone, prompt, TOKENS, 0).tokens for prompt in PROMPTS]
+    finally:
+        alone.close()
+    # it proposes well where it has seen the text, and badly elsewhere
+    draft = write_bigram_draft(tmp_path / "draft.gguf", TAPS, texts[0][: TOKENS // 2])
+    pair = load_pair(target, draft, OPTIONS)
     try:
         assert pair.drafter is not None
-        done = decode(pair, prompt, pair.drafter.proposals)
-        assert done.tokens == text
-        assert decode(pair, prompt, 0).tokens == text
-        accepted = sum(r.accepted for r in done.rounds)
-        print(arch, len(set(text)), len(done.rounds), accepted)
+        accepted = 0
+        for prompt, text in zip(PROMPTS, texts, strict=True):
+            done = decode(pair, prompt, TOKENS, pair.drafter.proposals)
+            assert done.tokens == text
+            assert decode(pair, prompt, TOKENS, 0).tokens == text
+            accepted += sum(r.accepted for r in done.rounds)
         assert accepted > 0
     finally:
         pair.close()
