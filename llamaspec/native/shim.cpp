@@ -263,6 +263,10 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
     });
 }
 
+int ls_has_layer_input(llama_context * ctx, int layer) {
+    return guarded(-1, [&] { return layer >= 0 && llama_has_embeddings_layer_inp(ctx, (uint32_t) layer) ? 1 : 0; });
+}
+
 int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps, int publish) {
     return guarded(-1, [&] {
         const int n_layer = llama_model_n_layer(llama_get_model(ctx));

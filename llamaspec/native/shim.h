@@ -48,6 +48,10 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 /* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
 int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
+/* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.
+   To be asked before ls_set_taps: llama.cpp aborts where a graph lacks what was set. */
+int ls_has_layer_input(struct llama_context * ctx, int layer);
+
 /* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
 int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from llamaspec.errors import DecodeError, LlamaSpecError
+from llamaspec.errors import DecodeError, IncompatibleDraftError, LlamaSpecError
 from llamaspec.ffi import ffi, lib
 from llamaspec.options import CacheType, FlashAttention
 from llamaspec.runtime import log
@@ -176,9 +176,21 @@ class TargetContext(Context):
     _tapping: bool = False
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
-        """Choose the layer inputs that make up a feature row. The architecture must publish them
-        (see describe).
+        """Choose the layer inputs that make up a feature row; a tap equal to the number of layers
+        is what leaves the last.
+
+        Raises IncompatibleDraftError where the target's graph does not have one as a row of the
+        model's width for every token. llama.cpp would end the process at the next decode.
         """
+        for tap in taps:
+            there = lib.ls_has_layer_input(self.ptr, tap)
+            self._check(min(there, 0))
+            if not there:
+                raise IncompatibleDraftError(
+                    f"the draft reads the input of layer {tap}, and {self.model.path.name} of "
+                    f"{self.model.n_layer} layers gives none of width {self.model.n_embd} there; "
+                    "run it without a draft"
+                )
         self.taps = taps
         self._taps_pointer = ffi.new("int32_t[]", taps)
         self._features = np.zeros((self.shape.n_batch, self.feature_width), np.float32)

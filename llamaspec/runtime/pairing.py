@@ -1,7 +1,7 @@
 """Whether a draft fits a target, told from two descriptions before llama.cpp sees either file.
 
-llamaspec asks a target's graph for layer inputs, and llama.cpp aborts the process where a graph
-does not publish them or a layer does not exist; what two headers tell is settled here.
+llamaspec asks a target's graph for layer inputs, which not every graph has; what two headers tell
+is settled here, and the rest when the target is loaded.
 """
 
 import math
@@ -9,37 +9,10 @@ from collections.abc import Iterator
 
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
 
-# Targets whose graph publishes the input of every layer at the pinned llama.cpp commit. Not here
-# although their files do: qwen4exp (publishes several streams at once, which the extraction
-# refuses by an abort) and llama-embed (has no logits). A test derives the list from the
-# sources.
-LAYER_INPUT_ARCHITECTURES = frozenset(
-    {
-        "bailingmoe3",
-        "deepseek4",
-        "gemma4",
-        "gpt-oss",
-        "hunyuan-dense",
-        "hunyuan_vl",
-        "lfm2",
-        "lfm2moe",
-        "llama",
-        "mimo2",
-        "minimax-01",
-        "minimax-m2",
-        "muse-glimmer",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen3",
-        "qwen35",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-    }
-)
-# Of these, the ones that also publish the output of the last layer (a tap equal to n_layer).
-FINAL_INPUT_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+# Targets whose graph gives no layer inputs that a draft could read: several streams side by side,
+# or, of plamo2, layers whose output has no name. Every other is asked when it is loaded, see
+# TargetContext.set_taps. A test derives the list from the sources.
+NO_LAYER_INPUT_ARCHITECTURES = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp", "plamo2"})
 # Targets with recurrent state, alone or beside attention: from it llamaspec cannot drop rejected
 # tokens yet. A test derives the list from the sources too.
 _RECURRENT = """
@@ -131,25 +104,24 @@ def draft_problems(draft: FileDescription) -> Iterator[str]:
 
 def _tap_problems(target: FileDescription, detail: DraftDescription) -> Iterator[str]:
     arch = target.architecture
-    if arch not in LAYER_INPUT_ARCHITECTURES:
-        able = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES - RECURRENT_ARCHITECTURES))
+    if arch in NO_LAYER_INPUT_ARCHITECTURES:
         yield (
-            f"{target.path.name}: architecture {arch} does not publish its layer inputs in this "
-            f"llama.cpp, so no draft can read them; these do: {able}"
+            f"{target.path.name}: architecture {arch} has no layer inputs of one row a token, so "
+            "no draft can read them; run it without a draft"
         )
     if arch in RECURRENT_ARCHITECTURES:
         yield (
             f"{target.path.name}: architecture {arch} keeps recurrent state, from which rejected "
             "tokens cannot be dropped yet; run it without a draft"
         )
-    last = target.n_layer - (arch not in FINAL_INPUT_ARCHITECTURES)
-    bad = [tap for tap in detail.taps if not 0 <= tap <= last]
+    bad = [tap for tap in detail.taps if not 0 <= tap <= target.n_layer]
     if not detail.taps:
         yield "the draft has no dflash.target_layers; convert it again"
     elif bad:
         yield (
             f"the draft reads the inputs of target layers {bad}, "
-            f"{target.path.name} has the inputs of layers 0 to {last}"
+            f"{target.path.name} has the layers 0 to {target.n_layer - 1}, and {target.n_layer} is "
+            "what leaves the last"
         )
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError
 from llamaspec.runtime.describe import (
-    FINAL_INPUT_ARCHITECTURES,
-    LAYER_INPUT_ARCHITECTURES,
+    NO_LAYER_INPUT_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     check_pair,
     check_target,
@@ -112,8 +111,8 @@ SELECTOR = {"selector_hidden.weight": ramp(RANK, WIDTH)}
 MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"qwen3.embedding_length": 48}, {}, ["width 64", "96 (2 layers x 48)"]),
     ({}, {"dflash.embedding_length": 16}, ["16 wide", "32"]),
-    ({"qwen3.block_count": 3}, {}, ["layers [3]", "layers 0 to 2"]),
-    ({"qwen3.nextn_predict_layers": 1}, {}, ["layers [3]", "layers 0 to 2"]),
+    ({"qwen3.block_count": 2}, {}, ["layers [3]", "layers 0 to 1", "2 is what leaves the last"]),
+    ({"qwen3.nextn_predict_layers": 2}, {}, ["layers [3]", "layers 0 to 1"]),
     ({}, {"dflash.target_layers": [-1, 1]}, ["layers [-1]", "layers 0 to 3"]),
     ({}, {"dflash.target_layers": None}, ["dflash.target_layers"]),
     ({"tokenizer.ggml.tokens": [str(i) for i in range(65)]}, {}, ["64 tokens", "has 65"]),
@@ -184,14 +183,16 @@ def test_heads_that_nothing_runs_yet(tmp_path: Path, kind: str, tensor: str) -> 
 
 def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
     draft = write_draft(tmp_path / "draft.gguf")
-    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="gemma3"), draft)
-    assert "gemma3" in problem
-    assert "qwen3moe" in problem
-    assert "lfm2" not in problem
-    last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [1, 4]})
-    assert fits(write_target(tmp_path / "t.gguf", arch="mimo2"), last) == []
-    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="llama"), last)
-    assert "[4]" in problem
+    for arch in ("gemma3n", "hy_v4"):
+        (problem,) = fits(write_target(tmp_path / "t.gguf", arch=arch), draft)
+        assert f"{arch} has no layer inputs" in problem
+    last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [0, 4]})
+    beyond = write_draft(tmp_path / "beyond.gguf", {"dflash.target_layers": [1, 5]})
+    for arch in ("gemma3", "mimo2", "llama", "not-yet-known"):
+        target = write_target(tmp_path / "t.gguf", arch=arch)
+        assert fits(target, last) == []
+        (problem,) = fits(target, beyond)
+        assert "[5]" in problem
 
 
 @pytest.mark.parametrize("arch", sorted(RECURRENT_ARCHITECTURES))
@@ -200,7 +201,7 @@ def test_recurrent_state_is_a_reason(tmp_path: Path, arch: str) -> None:
     draft = describe(write_draft(tmp_path / "draft.gguf"))
     problems = pair_problems(target, draft)
     assert [f"{arch} keeps recurrent state" in problem for problem in problems][-1]
-    assert len(problems) == 1 + (arch not in LAYER_INPUT_ARCHITECTURES)
+    assert len(problems) == 1 + (arch in NO_LAYER_INPUT_ARCHITECTURES)
     with pytest.raises(IncompatibleDraftError, match=re.escape(problems[0])):
         check_pair(target, draft)
     check_target(target)
@@ -327,10 +328,16 @@ def architectures(tree: Path, classes: set[str]) -> set[str]:
 
 def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     models = llama_cpp_tree / "src" / "models"
-    publishing = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp["))
-    assert publishing - {"qwen4exp", "llama-embed"} == LAYER_INPUT_ARCHITECTURES
-    final = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
-    assert final == FINAL_INPUT_ARCHITECTURES
+    # streams of hyper-connections, and of gemma3n, that the graph does not merge for drafts
+    streams = {"gemma3n"} | architectures(llama_cpp_tree, publishing_classes(models, '"hc_init"'))
+    streams |= architectures(llama_cpp_tree, publishing_classes(models, "res_hc"))
+    merged = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
+    named = publishing_classes(models, '"l_out"', inherited=True)
+    named |= publishing_classes(models, "t_layer_inp[il]", inherited=True)
+    case = r"case LLM_ARCH_\w+:\s+return new llama_model_(\w+)\("
+    every = set(re.findall(case, (llama_cpp_tree / "src" / "llama-model.cpp").read_text()))
+    nameless = architectures(llama_cpp_tree, every - named) - OTHER_ARCHITECTURES
+    assert (streams - merged - {"dflash"}) | nameless == NO_LAYER_INPUT_ARCHITECTURES
     recurrent = listed(llama_cpp_tree, "arch", "bool llm_arch_is_recurrent(", "return true")
     hybrid = listed(llama_cpp_tree, "arch", "bool llm_arch_is_hybrid(", "return true")
     assert recurrent | hybrid == RECURRENT_ARCHITECTURES
