@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
-from llamaspec.draft.heads import MarkovHead, load_head
+from llamaspec.draft.heads import DraftHead, load_head
 from llamaspec.engine.loop import Engine
 from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
@@ -78,7 +78,7 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
             _check_roll_back(model)
             draft_model = Model.load(draft, n_gpu_layers=options.n_gpu_layers_draft)
         n_ctx = _context_length(model, options)
-        layout = _layout(draft_file) if draft_file else None
+        layout = _layout(draft_file, options) if draft_file else None
         context = _target_context(model, n_ctx, layout, options)
         drafter = None
         if draft_model is not None and draft_file is not None and layout is not None:
@@ -130,14 +130,16 @@ def _check_memory(model: Model, n_ctx: int, cache_type: CacheType) -> None:
         )
 
 
-def _layout(draft: FileDescription) -> BlockLayout:
+def _layout(draft: FileDescription, options: LoadOptions) -> BlockLayout:
     described = _described(draft)
+    selector = described.selector if options.head == "graph" else None
     return BlockLayout(
         proposals=described.proposals,
         first=described.first_row,
         mask=_mask(described),
         vocabulary=described.draft_vocabulary,
         confidence=described.has_confidence_head,
+        candidates=selector.top_k if selector else 0,
     )
 
 
@@ -190,13 +192,14 @@ def _drafter(
     context.configure(
         feature_width=target.feature_width,
         causal=described.causal,
-        confidence=described.has_confidence_head,
+        confidence=layout.confidence and head is None,
+        lattice=layout.candidates > 0,
         base=head is not None,
     )
     return BlockDrafter(context, layout, head)
 
 
-def _python_head(path: Path) -> MarkovHead:
+def _python_head(path: Path) -> DraftHead:
     with GGUFFile.open(path) as file:
         return load_head(file)
 

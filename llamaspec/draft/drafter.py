@@ -7,8 +7,8 @@ from llamaspec.runtime.arrays import FloatArray
 
 
 class Anchor(NamedTuple):
-    """A request for a proposal: sequence slot, last committed token, its position, block width and
-    most ids wanted.
+    """A request for a proposal: sequence slot, last committed token, its position, ids that the
+    block has room for (its width, which a block draft's ids depend on), and most ids wanted.
     """
 
     seq: int

@@ -222,12 +222,25 @@ class DraftContext(Context):
 
     feature_width: int
 
-    def configure(self, *, feature_width: int, causal: bool, confidence: bool, base: bool) -> None:
-        """base: leave the Markov head to the caller (logits in draft-vocabulary order, hidden
-        rows).
+    def configure(
+        self,
+        *,
+        feature_width: int,
+        causal: bool,
+        confidence: bool = False,
+        lattice: bool = False,
+        base: bool = False,
+    ) -> None:
+        """Say what the draft reads and, of at most one kind, what its rows give beside logits.
+
+        confidence: a number a row. lattice: a DFlash2 selector's candidates and scores. base: leave
+        the head to the caller (logits in draft-vocabulary order, hidden rows).
         """
+        assert confidence + lattice + base <= 1, "rows of one kind at a time"
         self.feature_width = feature_width
-        self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
+        kinds = {lib.LS_CONFIDENCE: confidence, lib.LS_LATTICE: lattice, lib.LS_BASE: base}
+        rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
+        self._check(lib.ls_draft_setup(self.ptr, causal, rows))
 
     def decode_block(
         self, batch: Batch, n_rows: int, *, confidence: bool
@@ -240,3 +253,12 @@ class DraftContext(Context):
         self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
+
+    def decode_lattice(self, batch: Batch, candidates: int) -> list[int]:
+        """As `decode_block`, for a DFlash2 draft that gives a lattice of so many candidates a row:
+        the ids along the best scores, one a row; those of anchors mean nothing.
+        """
+        assert batch.size <= self.shape.n_outputs, "more rows than the context puts out"
+        self._compute(lib.ls_decode_lattice, batch, candidates, self._ints)
+        ids: list[int] = ffi.unpack(self._ints, batch.size)
+        return ids

@@ -18,8 +18,17 @@ from llamaspec.runtime.describe import (
     pair_notes,
     pair_problems,
 )
-from llamaspec.runtime.description import OTHER_ARCHITECTURES
-from tests.miniature import RANK, VOCABULARY, WIDTH, ramp, write_draft, write_gguf, write_target
+from llamaspec.runtime.description import OTHER_ARCHITECTURES, Selector
+from tests.miniature import (
+    BLOCK,
+    RANK,
+    VOCABULARY,
+    WIDTH,
+    ramp,
+    write_draft,
+    write_gguf,
+    write_target,
+)
 
 
 def test_the_trained_target(ggufs: Path) -> None:
@@ -107,7 +116,20 @@ def test_kinds_that_are_mixed_up(tmp_path: Path) -> None:
         check_pair(draft, draft)
 
 
-SELECTOR = {"selector_hidden.weight": ramp(RANK, WIDTH)}
+GATE, JOINT = ramp(RANK, WIDTH + RANK), ramp(3 * RANK, WIDTH + 2 * RANK)
+SELECTOR = {
+    "dflash.selector_top_k": 4,
+    "dflash.selector_rank": RANK,
+    "dflash.conv_kernel_size": 2,
+    "dflash.conv_group_size": 16,
+    "t:selector_predecessor.weight": ramp(VOCABULARY, RANK),
+    "t:selector_successor.weight": ramp(VOCABULARY, RANK),
+    "t:selector_hidden.weight": ramp(RANK, WIDTH),
+    "t:blk.0.attn_conv_base": ramp(2, 2, WIDTH),
+    "t:blk.0.attn_conv_proj.weight": ramp(8, WIDTH),
+    "t:blk.0.ffn_conv_base": ramp(2, 2, WIDTH),
+    "t:blk.0.ffn_conv_proj.weight": ramp(8, WIDTH),
+}
 MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"qwen3.embedding_length": 48}, {}, ["width 64", "96 (2 layers x 48)"]),
     ({}, {"dflash.embedding_length": 16}, ["16 wide", "32"]),
@@ -128,7 +150,24 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {"t:conf_proj.weight": ramp(1, 33)}, ["conf_proj", "(1, 33)", "(1, 40)"]),
     ({}, {"t:markov_w1.weight": None, "t:markov_w2.weight": None}, ["conf_proj", "no Markov"]),
     ({}, {"t:fc.weight": None}, ["width 0", "64"]),
-    ({}, {f"t:{name}": tensor for name, tensor in SELECTOR.items()}, ["DFlash2 selector"]),
+    ({}, {"t:markov_gate.weight": GATE[:, :-1]}, ["markov_gate.weight", "(8, 39)", "(8, 40)"]),
+    ({}, {"t:markov_gate.bias": GATE[:, 0]}, ["markov_gate.weight", "()", "(8, 40)"]),
+    ({}, {"t:markov_joint.weight": JOINT.T}, ["markov_joint.weight", "(48, 24)", "(24, 48)"]),
+    (
+        {},
+        {"t:markov_joint.weight": JOINT, "t:markov_joint.bias": ramp(23)},
+        ["markov_joint.bias", "(23,)", "(24,)"],
+    ),
+    ({}, {"t:markov_gate.weight": GATE, "t:markov_joint.weight": JOINT}, ["gated", "markov_joint"]),
+    ({}, SELECTOR | {"dflash.selector_top_k": None}, ["0 candidates"]),
+    ({}, SELECTOR | {"dflash.conv_group_size": 0}, ["groups of 0"]),
+    ({}, SELECTOR | {"dflash.conv_group_size": 5}, ["groups of 5", "32"]),
+    ({}, SELECTOR | {"dflash.selector_top_k": 6}, ["6 candidates", "42 elements", "32 wide"]),
+    ({}, SELECTOR | {"dflash.selector_rank": 9}, ["selector_hidden", "(8, 32)", "(9, 32)"]),
+    ({}, SELECTOR | {"t:selector_successor.weight": None}, ["selector_successor", "(64, 8)"]),
+    ({}, SELECTOR | {"t:blk.0.ffn_conv_base": None}, ["blk.0.ffn_conv_base", "(2, 2, 32)"]),
+    ({}, SELECTOR, ["a selector and also", "markov_w1.weight", "of another head"]),
+    ({}, {"dflash.selector_top_k": 4}, ["selector of 4 candidates and rank 0"]),
 ]
 
 
@@ -167,17 +206,40 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
     assert "(16, 8)" in problem
 
 
-@pytest.mark.parametrize(("kind", "tensor"), [("gated", "markov_gate"), ("rnn", "markov_joint")])
-def test_heads_that_nothing_runs_yet(tmp_path: Path, kind: str, tensor: str) -> None:
-    target = describe(write_target(tmp_path / "target.gguf"))
-    extra = {f"{tensor}.weight": ramp(RANK, WIDTH + RANK)}
-    draft = describe(write_draft(tmp_path / "draft.gguf", {}, extra))
-    assert draft.draft is not None
-    assert draft.draft.head == kind
-    with pytest.raises(IncompatibleDraftError, match=f"{kind} Markov head: not supported yet"):
-        check_pair(target, draft)
+@pytest.mark.parametrize(
+    ("kind", "tensor", "weight"), [("gated", "markov_gate", GATE), ("rnn", "markov_joint", JOINT)]
+)
+def test_other_markov_heads(
+    tmp_path: Path, kind: str, tensor: str, weight: np.ndarray[Any, np.dtype[np.float32]]
+) -> None:
+    target, path = write_target(tmp_path / "target.gguf"), tmp_path / "draft.gguf"
+    parts = {f"{tensor}.weight": weight, f"{tensor}.bias": ramp(len(weight))}
+    assert fits(target, write_draft(path, {"dflash.markov_head_type": kind}, parts)) == []
+    found = describe(write_draft(path, {}, {f"{tensor}.weight": weight})).draft
+    assert found is not None
+    assert (found.head, found.markov_rank, found.method) == (kind, RANK, "DSpark")
+    assert fits(target, path) == []
     path = write_draft(tmp_path / "odd.gguf", {"dflash.markov_head_type": kind})
     with pytest.raises(ModelLoadError, match=f"'{kind}'.*vanilla"):
+        describe(path)
+
+
+def test_a_selector(tmp_path: Path) -> None:
+    tensors = {key[2:]: value for key, value in SELECTOR.items() if key.startswith("t:")}
+    metadata = {key: value for key, value in SELECTOR.items() if not key.startswith("t:")}
+    bare = dict.fromkeys(("markov_w1.weight", "markov_w2.weight", "conf_proj.weight"))
+    path = write_draft(tmp_path / "draft.gguf", metadata, tensors | bare)
+    assert fits(write_target(tmp_path / "target.gguf"), path) == []
+    found = describe(path).draft
+    assert found is not None
+    assert found.selector == Selector(top_k=4, rank=RANK, kernel=2, group=16)
+    assert (found.method, found.first_row, found.proposals) == ("DFlash2", 1, BLOCK - 1)
+
+
+@pytest.mark.parametrize("name", ["conf_proj.bias", "output_norm.weight", "blk.0.attn_conv_base"])
+def test_what_is_added_to_rows_must_be_f32(tmp_path: Path, name: str) -> None:
+    path = write_draft(tmp_path / "draft.gguf", {}, {name: np.ones(WIDTH, np.float16)})
+    with pytest.raises(ModelLoadError, match=rf"{name} has type F16, .* takes F32"):
         describe(path)
 
 
