@@ -21,6 +21,7 @@ from llamaspec.runtime.describe import (
 from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
+from llamaspec.runtime.placement import Placement, check_placement, place
 
 logger = logging.getLogger("llamaspec")
 
@@ -71,12 +72,13 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     if draft is not None:
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
-    model = Model.load(target, n_gpu_layers=options.n_gpu_layers)
+    place_target, place_draft = _placements(options, draft_file)
+    model = Model.load(target, place_target)
     draft_model = None
     try:
         if draft is not None:
             _check_roll_back(model)
-            draft_model = Model.load(draft, n_gpu_layers=options.n_gpu_layers_draft)
+            draft_model = Model.load(draft, place_draft)
         n_ctx = _context_length(model, options)
         layout = _layout(draft_file, options) if draft_file else None
         context = _target_context(model, n_ctx, layout, options)
@@ -92,6 +94,21 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     return Pair(
         target_file, draft_file, model, draft_model, context, drafter, engine, n_ctx, options
     )
+
+
+def _placements(
+    options: LoadOptions, draft_file: FileDescription | None
+) -> tuple[Placement, Placement]:
+    there = backend.devices()
+    target = place(options.device, options.n_gpu_layers, options.split_mode, there)
+    draft = place(options.device_draft, options.n_gpu_layers_draft, "layer", there)
+    # a draft without a wish goes where its target is
+    if options.device_draft is None and target.devices and not draft.on_cpu:
+        draft = replace(draft, devices=target.devices)
+    if draft_file is not None:
+        described = _described(draft_file)
+        check_placement(target, draft, described.own_embedding and described.own_head, there)
+    return target, draft
 
 
 def _check_roll_back(model: Model) -> None:

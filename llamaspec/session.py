@@ -26,6 +26,7 @@ from llamaspec.options import (
     GenerateOptions,
     Head,
     LoadOptions,
+    SplitMode,
 )
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
@@ -293,6 +294,9 @@ class Settings(TypedDict, total=False):
     cache_type: CacheType
     head: Head
     sequences: int
+    device: str | None
+    device_draft: str | None
+    split_mode: SplitMode
 
 
 def load(
@@ -310,7 +314,7 @@ def load(
         draft: the target's DSpark or DFlash draft, likewise; None for plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
-            batch, flash_attention, cache_type, head, sequences.
+            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

@@ -41,8 +41,8 @@ def run_block(
     rows = max(len(features), length)
     n_ctx = -(-(len(features) + length) // _PADDING) * _PADDING
     shape = ContextShape(n_ctx, rows, 1, length, 1, "off", "f32")
-    model = Model.load(draft_gguf, n_gpu_layers=0)
-    target = None if found.own_embedding else Model.load(target_gguf, n_gpu_layers=0)
+    model = Model.load(draft_gguf)
+    target = None if found.own_embedding else Model.load(target_gguf)
     try:
         other = None if target is None else TargetContext.create(target, shape)
         context = DraftContext.create(model, shape, other)

@@ -101,8 +101,8 @@ def rig(
     found = describe(draft_gguf).draft
     assert found is not None, "not a draft"
     shape = ContextShape(1024 * len(lengths), 512, len(lengths), 512, 1, "off", "f32")
-    model = Model.load(draft_gguf, n_gpu_layers=0)
-    target = Model.load(target_gguf, n_gpu_layers=0)
+    model = Model.load(draft_gguf)
+    target = Model.load(target_gguf)
     try:
         other = TargetContext.create(target, shape)
         with pytest.MonkeyPatch.context() as patch:

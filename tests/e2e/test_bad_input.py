@@ -355,7 +355,7 @@ def test_a_bad_pair_is_refused(name: str, bad_pairs: dict[str, Refused]) -> None
 def test_an_encoder_that_no_check_knows_is_refused_when_loaded(tmp_path: Path, arch: str) -> None:
     path = encoding(arch)(tmp_path / "t.gguf")
     with pytest.raises(ModelLoadError, match=r"t\.gguf: has an encoder"):
-        Model.load(path, n_gpu_layers=0)
+        Model.load(path)
 
 
 def test_recurrent_state_that_no_check_knows_is_refused_when_loaded(
@@ -517,6 +517,9 @@ COMMANDS: list[tuple[tuple[object, ...], str]] = [
     (("-c", 99999999999), "context is 99999999999"),
     (("-c", 2000000000), "a context of 2000000000 positions takes"),
     (("-ngl", 99999999999), "n_gpu_layers is 99999999999"),
+    (("--device", "CUDA77"), "there is no device 'CUDA77'"),
+    (("--device-draft", ""), "device_draft is ''"),
+    (("--split-mode", "diagonal"), "split_mode is 'diagonal'"),
     (("--seed", -1), "seed is -1"),
     (("--stop", ""), "stop is"),
     (("--draft-max", -2), "draft_max is -2"),

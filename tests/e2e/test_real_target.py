@@ -34,7 +34,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_features_are_those_of_the_reference(gemma: Path) -> None:
-    model = Model.load(gemma, n_gpu_layers=0)
+    model = Model.load(gemma)
     context = TargetContext.create(model, ContextShape(256, 256, 1, 8, 2, "off", "f32"))
     context.set_taps(TAPS)
     context.publish(True)

@@ -112,7 +112,7 @@ def test_llama_cpp_checks_the_shapes_of_a_head_itself(packaging: str, tmp_path: 
     wrong = tensor(converted, name)[:-1]
     changed = rewrite(converted, tmp_path / "changed.gguf", tensors={name: wrong})
     with pytest.raises(ModelLoadError, match=name):
-        Model.load(changed, n_gpu_layers=0)
+        Model.load(changed)
     with pytest.raises(IncompatibleDraftError) as refused:
         load_pair(ready.target, changed, LoadOptions(threads=1))
     assert f"{name} has shape {wrong.shape}, {what}" in str(refused.value)
@@ -123,7 +123,7 @@ def test_a_head_that_is_not_what_the_file_says_does_not_load(tmp_path: Path) -> 
     converted, key = ready.convert("draft.gguf"), "dflash.markov_head_type"
     changed = rewrite(converted, tmp_path / "changed.gguf", {key: "gated"})
     with pytest.raises(ModelLoadError, match=r"gated.* rnn head"):
-        Model.load(changed, n_gpu_layers=0)
+        Model.load(changed)
 
 
 @pytest.mark.parametrize("packaging", ["deepspec-rnn", "speculators"])

@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     path: Path = demo.target_path()
     if request.param != "bundled":
         path = request.getfixturevalue("ggufs") / request.param
-    loaded = Model.load(path, n_gpu_layers=0)
+    loaded = Model.load(path)
     yield loaded
     loaded.close()
 

@@ -33,7 +33,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[Model]:
-    model = Model.load(path, n_gpu_layers=0)
+    model = Model.load(path)
     try:
         yield model
     finally:
