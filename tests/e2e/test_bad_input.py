@@ -265,10 +265,20 @@ BAD_PAIRS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
     ),
     "recurrent-state": (recurrent, lambda _: DRAFT, ("lfm2 keeps recurrent state",)),
     "d2t-of-32-bits": (lambda _: TARGET, reduced(np.int32), ("d2t has type I32", "takes I64")),
-    "gated-head": (
+    "gated-head-of-another-rank": (
         lambda _: TARGET,
-        changed(DRAFT, markov_gate=zeros(64, 320)),
-        ("gated Markov head: not supported yet",),
+        changed(DRAFT, markov_gate=zeros(64, 319)),
+        ("markov_gate.weight", "(64, 319)", "(64, 320)"),
+    ),
+    "two-heads": (
+        lambda _: TARGET,
+        changed(DRAFT, markov_gate=zeros(64, 320), markov_joint=zeros(192, 384)),
+        ("gated head", "markov_joint.weight of another"),
+    ),
+    "candidates-without-a-selector": (
+        lambda _: TARGET,
+        changed(DRAFT, {"dflash.selector_top_k": As(4, gguf.GGUFValueType.UINT32)}),
+        ("selector of 4 candidates and rank 0",),
     ),
     "confidence-of-the-row-alone": (
         lambda _: TARGET,
