@@ -53,6 +53,9 @@ int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, in
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
                        float * out);
 
+/* Target side: compute the rows of a verify pass, all of which are put out, as single rows are. */
+void ls_set_rows_alike(struct llama_context * ctx, int wanted);
+
 /* Draft side. base: return logits without the Markov head, in draft-vocabulary order, and hidden rows. */
 int ls_draft_setup(struct llama_context * ctx, int causal, int confidence, int base);
 const float * ls_hidden(struct llama_context * ctx);
