@@ -65,7 +65,7 @@ class LoadOptions:
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
     cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
-    once.
+    once. exact: what plain decoding gives, token for token, at whatever cost.
     """
 
     context: int = 0
@@ -77,6 +77,7 @@ class LoadOptions:
     cache_type: CacheType = "f16"
     head: Head = "graph"
     sequences: int = 1
+    exact: bool = False
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -92,6 +93,13 @@ class LoadOptions:
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
         _choice("head", self.head, Head)
+        if not isinstance(self.exact, bool):
+            raise OptionError(f"exact is {self.exact!r}; it must be True or False")
+        if self.exact and self.sequences > 1:
+            raise OptionError(
+                f"exact is for one sequence at a time and sequences is {self.sequences}: several "
+                "share a KV cache, whose order changes how sums round; choose one of them"
+            )
 
     @property
     def n_threads(self) -> int:

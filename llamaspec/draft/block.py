@@ -34,6 +34,8 @@ class BlockDrafter:
     at once.
     """
 
+    reads_features = True
+
     def __init__(
         self, context: DraftContext, layout: BlockLayout, head: MarkovHead | None = None
     ) -> None:
