@@ -5,7 +5,7 @@ import re
 from llamaspec.convert.plan import DraftConfig, Plan, Shapes
 from llamaspec.convert.target import Target
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError
-from llamaspec.runtime.describe import FINAL_INPUT_ARCHITECTURES
+from llamaspec.runtime.describe import NO_LAYER_INPUT_ARCHITECTURES
 
 MAX_BLOCK = 1024
 
@@ -56,12 +56,10 @@ def _check_taps(taps: tuple[int, ...], target: Target) -> None:
             f"the draft reads target layers {ids}, {target.path} has the layers 0 to "
             f"{target.layers - 1} (-1 is the embedding)"
         )
-    if ids[-1] == target.layers - 1 and target.architecture not in FINAL_INPUT_ARCHITECTURES:
-        able = ", ".join(sorted(FINAL_INPUT_ARCHITECTURES))
+    if target.architecture in NO_LAYER_INPUT_ARCHITECTURES:
         raise IncompatibleDraftError(
-            f"the draft reads the last layer of the target ({ids[-1]}), whose output "
-            f"{target.architecture or 'an unknown architecture'} does not publish in this "
-            f"llama.cpp; these do: {able}"
+            f"{target.path} is a {target.architecture} model, which has no layer outputs of one "
+            "row a token, so no draft can read them in this llama.cpp"
         )
 
 

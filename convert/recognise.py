@@ -82,8 +82,8 @@ def make_plan(source: Checkpoint, target: Target, wishes: Wishes) -> Plan:
     packaging = recognise(source)
     config = packaging.configure(source, target)
     check_fit(config, target, source.settings.whole_or(0, "num_target_layers") or None)
-    check_overrides(source.settings, wishes)
     mapped = _without_identity(packaging.map_tensors(source, config), config)
+    check_overrides(source.settings, wishes)
     tables = decide(mapped, config, target, wishes.standalone)
     left_out = {**mapped.left_out, **tables.left_out}
     unexpected = unmapped(source, mapped)
@@ -100,7 +100,7 @@ def make_plan(source: Checkpoint, target: Target, wishes: Wishes) -> Plan:
         config=config,
         tensors=_ordered({**mapped.tensors, **tables.tensors, **_factors(config)}),
         left_out=left_out,
-        notes=(*config.notes, tables.note, *_notes(config)),
+        notes=(*config.notes, tables.note, *_notes(config, target)),
     )
     required = (packaging.expected or dense_shapes)(config) | common_shapes(config, target)
     check_tensors(plan, required, optional_shapes(config))
@@ -139,8 +139,13 @@ def _ordered(tensors: dict[str, Weights]) -> dict[str, Weights]:
     return {name: tensors[name] for name in sorted(tensors, key=place)}
 
 
-def _notes(config: DraftConfig) -> list[str]:
+def _notes(config: DraftConfig, target: Target) -> list[str]:
     notes = []
+    if not target.architecture:
+        notes.append(
+            f"what llama.cpp calls the architecture of {target.path.name} is not known here: "
+            "whether it gives the layer outputs that the draft reads shows when the two are loaded"
+        )
     if config.markov[0] in ("gated", "rnn"):
         notes.append(
             f"the Markov head is {config.markov[0]}: llama.cpp's own tools refuse this file, "

@@ -16,10 +16,10 @@ from llamaspec.convert.check import (
     dense_shapes,
     optional_shapes,
 )
-from llamaspec.convert.dense import check_ids
 from llamaspec.convert.formats import deepseek4
 from llamaspec.convert.plan import DraftConfig, DraftShape, Mapped, MarkovType, Plan, Rope
 from llamaspec.convert.recognise import Wishes, check_overrides
+from llamaspec.convert.reduced import check_ids
 from llamaspec.convert.settings import MAX_HEAD_WIDTH, Settings
 from llamaspec.convert.shown import shown
 from llamaspec.convert.tables import EMBEDDING, HEAD, decide

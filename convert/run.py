@@ -18,7 +18,7 @@ from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.quantize import Permit, quantize
-from llamaspec.runtime.quantize_types import is_quantised
+from llamaspec.runtime.quantize_types import file_type, is_quantised
 from llamaspec.runtime.staged import staged
 
 
@@ -90,6 +90,8 @@ def convert(job: Job, on_progress: Progress | None = None) -> Report:
 
 def _convert(job: Job, on_progress: Progress | None) -> Report:
     outtype = read_outtype(job.outtype)
+    if outtype.native:
+        file_type(outtype.name)  # before any work, whether there is such a type
     sources = [*_inputs(job.checkpoint), *_inputs(job.target)]
     with staged(job.output, overwrite=job.force, sources=sources) as part:
         target = read_target(job.target)
@@ -98,13 +100,13 @@ def _convert(job: Job, on_progress: Progress | None) -> Report:
                 plan = plan_repack(file, target, job.wishes)
                 digests = {job.checkpoint.name: _sha256(job.checkpoint)}
                 keys = _keys(job, plan, target, digests)
-                types = _write(part, plan, (keys, outtype), on_progress)
+                _write(part, plan, (keys, outtype), on_progress)
         else:
             with open_draft(job.checkpoint, job.wishes.overrides) as source:
                 plan = make_plan(source, target, job.wishes)
                 keys = _keys(job, plan, target, source.digests())
-                types = _write(part, plan, (keys, outtype), on_progress)
-        _check_written(part, plan, target)
+                _write(part, plan, (keys, outtype), on_progress)
+        types = _check_written(part, job, plan, target)
         size = part.stat().st_size
     return Report(job.output, plan, target, types, size)
 
@@ -126,8 +128,7 @@ def _write(
     plan: Plan,
     how: tuple[Mapping[str, Value], OutType],
     on_progress: Progress | None,
-) -> dict[str, int]:
-    """Write the file; returns bytes by GGUF type."""
+) -> None:
     keys, outtype = how
     output = plan_output(keys, plan.tensors, OutType(AUTO) if outtype.native else outtype)
     packed = sorted({kind for kind in output.types.values() if is_quantised(kind)})
@@ -145,7 +146,6 @@ def _write(
         raise OptionError(f"the output cannot be written ({error.strerror or error})") from None
     finally:
         floats.unlink(missing_ok=True)
-    return dict(describe(part).tensor_bytes)
 
 
 def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> dict[str, Value]:
@@ -177,9 +177,17 @@ def _kept(key: str) -> bool:
     return key != "tokenizer.ggml.mask_token_id"
 
 
-def _check_written(path: Path, plan: Plan, target: Target) -> None:
-    """Read the file back as a stranger would."""
-    found = describe(path)
+def _check_written(path: Path, job: Job, plan: Plan, target: Target) -> dict[str, int]:
+    """Read the file back as a stranger would; returns bytes by GGUF type.
+
+    Raises:
+        ModelLoadError: the source has settings that make no GGUF that llama.cpp loads.
+    """
+    try:
+        found = describe(path)
+    except ModelLoadError as error:
+        raise ModelLoadError(str(error).replace(str(path), str(job.checkpoint))) from None
     assert found.draft is not None
     wanted = (plan.config.taps, target.vocabulary, plan.config.block)
     assert (found.draft.taps, found.n_vocab, found.draft.block_size) == wanted
+    return dict(found.tensor_bytes)

@@ -114,7 +114,7 @@ class Settings:
     def epsilon(self, name: str) -> float:
         """The epsilon of a norm, that must be there."""
         value = self.number(name)
-        if not 0 < value < 1:
+        if not 1e-20 < value < 1:  # a float32 has it
             raise self.wrong(f"{name} is {value:g}, not between 0 and 1")
         return value
 
@@ -189,6 +189,10 @@ class Settings:
         part = self.find("partial_rotary_factor")
         if part is not None:
             merged.setdefault("partial_rotary_factor", part)
+        if "factor" in merged and not merged.keys() & {"rope_type", "type"}:
+            raise self.wrong(
+                f"RoPE has the factor {shown(merged['factor'])} and no rope_type that says of what"
+            )
         merged.setdefault("rope_type", merged.get("type", "default"))
         return merged
 

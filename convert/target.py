@@ -28,9 +28,12 @@ EMBEDDINGS = (
     "embed.weight",
 )
 HEADS = ("lm_head.weight", "model.lm_head.weight", "head.weight")
-# transformers' model_type and llama.cpp's name, where the target's graph publishes layer inputs
+# transformers' model_type and llama.cpp's name, of the targets that published drafts are for and of
+# one that no draft can read
 _ARCHITECTURES = {
     "deepseek_v4": "deepseek4",
+    "gemma3n": "gemma3n",
+    "gemma3n_text": "gemma3n",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
     "gemma4_unified": "gemma4",

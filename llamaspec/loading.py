@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
 from llamaspec.draft.drafter import Drafter
-from llamaspec.draft.heads import MarkovHead, load_head
+from llamaspec.draft.heads import DraftHead, load_head
 from llamaspec.draft.lookup import LookupDrafter
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.loop import Engine
@@ -26,6 +26,7 @@ from llamaspec.runtime.describe import (
 from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
+from llamaspec.runtime.placement import Placement, check_placement, place
 from llamaspec.verify import known, probe
 from llamaspec.verify.probe import Exactness
 
@@ -89,15 +90,16 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     if isinstance(draft, Path):
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
-    model = Model.load(target, n_gpu_layers=options.n_gpu_layers)
+    place_target, place_draft = _placements(options, draft_file)
+    model = Model.load(target, place_target)
     draft_model = None
     try:
         if draft is not None:
             _check_roll_back(model)
         if isinstance(draft, Path):
-            draft_model = Model.load(draft, n_gpu_layers=options.n_gpu_layers_draft)
+            draft_model = Model.load(draft, place_draft)
         n_ctx = _context_length(model, options)
-        layout = _layout(draft_file) if draft_file else None
+        layout = _layout(draft_file, options) if draft_file else None
         proposals = layout.proposals if layout else LookupDrafter().proposals if draft else 0
         context = _target_context(model, n_ctx, proposals, options)
         drafter: Drafter | None = LookupDrafter() if draft == LOOKUP else None
@@ -147,6 +149,8 @@ def _exactness(pair: Pair) -> Exactness:
         "build": build_info()[1],
         "devices": ", ".join(f"{d.name} {d.description}" for d in backend.devices()),
         "GPU layers": options.n_gpu_layers,
+        "device": options.device or "all",
+        "split mode": options.split_mode,
         "threads": options.n_threads,
         "flash attention": options.flash_attention,
         "KV cache": options.cache_type,
@@ -161,6 +165,21 @@ def _exactness(pair: Pair) -> Exactness:
         spoken,
         lambda: probe.measure(context, widths, spoken),
     )
+
+
+def _placements(
+    options: LoadOptions, draft_file: FileDescription | None
+) -> tuple[Placement, Placement]:
+    there = backend.devices()
+    target = place(options.device, options.n_gpu_layers, options.split_mode, there)
+    draft = place(options.device_draft, options.n_gpu_layers_draft, "layer", there)
+    # a draft without a wish goes where its target is
+    if options.device_draft is None and target.devices and not draft.on_cpu:
+        draft = replace(draft, devices=target.devices)
+    if draft_file is not None:
+        described = _described(draft_file)
+        check_placement(target, draft, described.own_embedding and described.own_head, there)
+    return target, draft
 
 
 def _check_roll_back(model: Model) -> None:
@@ -199,14 +218,16 @@ def _check_memory(model: Model, n_ctx: int, cache_type: CacheType) -> None:
         )
 
 
-def _layout(draft: FileDescription) -> BlockLayout:
+def _layout(draft: FileDescription, options: LoadOptions) -> BlockLayout:
     described = _described(draft)
+    selector = described.selector if options.head == "graph" else None
     return BlockLayout(
         proposals=described.proposals,
         first=described.first_row,
         mask=_mask(described),
         vocabulary=described.draft_vocabulary,
         confidence=described.has_confidence_head,
+        candidates=selector.top_k if selector else 0,
     )
 
 
@@ -259,13 +280,14 @@ def _drafter(
     context.configure(
         feature_width=target.feature_width,
         causal=described.causal,
-        confidence=described.has_confidence_head,
+        confidence=layout.confidence and head is None,
+        lattice=layout.candidates > 0,
         base=head is not None,
     )
     return BlockDrafter(context, layout, head)
 
 
-def _python_head(path: Path) -> MarkovHead:
+def _python_head(path: Path) -> DraftHead:
     with GGUFFile.open(path) as file:
         return load_head(file)
 

@@ -11,6 +11,7 @@ from llamaspec.errors import OptionError
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
 Head = Literal["graph", "python"]
+SplitMode = Literal["layer", "none", "row", "tensor"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
@@ -65,7 +66,10 @@ class LoadOptions:
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
     cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
-    once. exact: what plain decoding gives, token for token, at whatever cost.
+    once.
+    device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
+    for all. split_mode: how the target is divided among several.
+    exact: what plain decoding gives, token for token, at whatever cost.
     """
 
     context: int = 0
@@ -77,6 +81,9 @@ class LoadOptions:
     cache_type: CacheType = "f16"
     head: Head = "graph"
     sequences: int = 1
+    device: str | None = None
+    device_draft: str | None = None
+    split_mode: SplitMode = "layer"
     exact: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +100,11 @@ class LoadOptions:
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
         _choice("head", self.head, Head)
+        _choice("split_mode", self.split_mode, SplitMode)
+        for name in ("device", "device_draft"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
         if not isinstance(self.exact, bool):
             raise OptionError(f"exact is {self.exact!r}; it must be True or False")
         if self.exact and self.sequences > 1:

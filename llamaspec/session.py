@@ -27,6 +27,7 @@ from llamaspec.options import (
     GenerateOptions,
     Head,
     LoadOptions,
+    SplitMode,
 )
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
@@ -324,6 +325,9 @@ class Settings(TypedDict, total=False):
     cache_type: CacheType
     head: Head
     sequences: int
+    device: str | None
+    device_draft: str | None
+    split_mode: SplitMode
     exact: bool
 
 
@@ -343,7 +347,8 @@ def load(
             instead, without a model; None for plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
-            batch, flash_attention, cache_type, head, sequences, exact.
+            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
+            exact.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

@@ -9,7 +9,6 @@ from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
 from llamaspec.runtime.describe import DraftDescription, describe
-from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 
 _PADDING = 256
@@ -17,14 +16,14 @@ _PADDING = 256
 
 @dataclass(frozen=True)
 class NativeBlock:
-    """Of all L rows: base logits [L, Vd] before the head and the hidden rows [L, d] that it reads
-    (None with a selector, whose lattice takes their place), and logits [L, V] after it, -inf where
-    a reduced vocabulary has no row. Of the rows that propose: target ids, and confidences or None.
+    """Of all L rows: base logits [L, Vd] before the head and the hidden rows [L, d] that it reads,
+    and logits [L, V] after it, -inf where a reduced vocabulary has no row (None with a selector,
+    which gives none). Of the rows that propose: target ids, and confidences or None.
     """
 
     base: FloatArray
-    hidden: FloatArray | None
-    logits: FloatArray
+    hidden: FloatArray
+    logits: FloatArray | None
     ids: list[int]
     confidence: list[float] | None
 
@@ -42,8 +41,8 @@ def run_block(
     rows = max(len(features), length)
     n_ctx = -(-(len(features) + length) // _PADDING) * _PADDING
     shape = ContextShape(n_ctx, rows, 1, length, 1, "off", "f32")
-    model = Model.load(draft_gguf, n_gpu_layers=0)
-    target = None if found.own_embedding else Model.load(target_gguf, n_gpu_layers=0)
+    model = Model.load(draft_gguf)
+    target = None if found.own_embedding else Model.load(target_gguf)
     try:
         other = None if target is None else TargetContext.create(target, shape)
         context = DraftContext.create(model, shape, other)
@@ -63,11 +62,8 @@ def _run(
     masks = [draft.mask_token_id] * (length - 1)
     block.add_tokens([anchor, *masks], start=n, seq=0, output=ALL_OUTPUT)
 
-    def configure(*, confidence: bool, base: bool) -> None:
-        causal = draft.causal
-        context.configure(feature_width=width, causal=causal, confidence=confidence, base=base)
-
-    configure(confidence=False, base=True)
+    causal, first = draft.causal, draft.first_row
+    context.configure(feature_width=width, causal=causal, base=True)
     if n:
         inject = Batch.create(n, width)
         inject.set_embeddings(np.ascontiguousarray(features, np.float32), list(range(n)), [0] * n)
@@ -76,30 +72,12 @@ def _run(
     base = context.logits_view(length)[:, : draft.draft_vocabulary].copy()
     hidden = context.hidden_view(length).copy()
     context.truncate(0, n)
-    selects = draft.head == "selector"
-    # the lattice comes back where confidences do
-    configure(confidence=draft.has_confidence_head or selects, base=False)
-    ids, scores = context.decode_block(block, length, confidence=draft.has_confidence_head)
+    if draft.selector is not None:
+        context.configure(feature_width=width, causal=causal, lattice=True)
+        ids = context.decode_lattice(block, draft.selector.top_k)
+        return NativeBlock(base, hidden, None, ids[first:], None)
+    wants = draft.has_confidence_head
+    context.configure(feature_width=width, causal=causal, confidence=wants)
+    ids, scores = context.decode_block(block, length, confidence=wants)
     logits = context.logits_view(length).copy()
-    if selects:
-        chosen = _walk(context.hidden_view(length), _top_k(context.model.path))
-        return NativeBlock(base, None, logits, chosen, None)
-    first = draft.first_row
     return NativeBlock(base, hidden, logits, ids[first:], scores[first:] if scores else None)
-
-
-def _top_k(path: Path) -> int:
-    with GGUFFile.open(path) as file:
-        top_k = file.metadata["dflash.selector_top_k"]
-    assert isinstance(top_k, int)
-    return top_k
-
-
-def _walk(lattice: FloatArray, top_k: int) -> list[int]:
-    """Ids along the best scores: a row holds k candidates, then k scores for every predecessor."""
-    ids, at = [], 0
-    for row in lattice[1:]:
-        scores = row[top_k : top_k + top_k**2].reshape(top_k, top_k)
-        at = int(scores[at].argmax())
-        ids.append(int(row[at]))
-    return ids

@@ -129,7 +129,9 @@ def _extra(settings: Settings, layers: int) -> dict[str, object]:
     score = settings.text("scoring_func")
     if score not in _GATES:
         raise settings.wrong(f"scoring_func is {shown(score)}, none of {', '.join(_GATES)}")
-    limit = settings.number("swiglu_limit")
+    limit, normed = settings.number("swiglu_limit"), settings.flag("norm_topk_prob")
+    if normed is None:
+        settings.need("norm_topk_prob")
     keys: dict[str, object] = {
         "attention.q_lora_rank": settings.whole("q_lora_rank"),
         "attention.sliding_window": settings.whole("sliding_window"),
@@ -141,7 +143,7 @@ def _extra(settings: Settings, layers: int) -> dict[str, object]:
         "expert_feed_forward_length": settings.whole("moe_intermediate_size"),
         "expert_shared_count": settings.whole("n_shared_experts"),
         "expert_weights_scale": settings.number("routed_scaling_factor"),
-        "expert_weights_norm": bool(settings.flag("norm_topk_prob")),
+        "expert_weights_norm": bool(normed),
         "expert_gating_func": _GATES[score],
         "swiglu_clamp_exp": [limit] * layers,
         "swiglu_clamp_shexp": [limit] * layers,

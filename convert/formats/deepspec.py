@@ -4,8 +4,9 @@
 in this layout: anchor-first all the same.
 """
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.target import Target
 

@@ -5,8 +5,9 @@ Keys and tensors are llama.cpp's. Its selector always reads past slot 0.
 
 from dataclasses import replace
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import BLOCK_NAMES, Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import BLOCK_NAMES, map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.target import Target
 

@@ -8,8 +8,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import BLOCK_NAMES, Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import BLOCK_NAMES, map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.rope import read_rope
 from llamaspec.convert.settings import Settings

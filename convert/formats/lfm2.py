@@ -4,15 +4,9 @@
 rows of queries, keys and their norms are put in NeoX order, in which llama.cpp turns halves.
 """
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config, head_width
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import (
-    Choices,
-    decoder_taps,
-    dense_config,
-    head_width,
-    map_dense,
-    to_neox,
-)
+from llamaspec.convert.dense import map_dense, to_neox
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.target import Target
 

@@ -4,8 +4,9 @@ The class name is speculators' too; what tells them apart is the schema. Embeddi
 target's. Long contexts come as YaRN.
 """
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.target import Target
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.settings import Settings
 from llamaspec.convert.target import Target

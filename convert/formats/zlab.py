@@ -3,8 +3,9 @@
 Its block attends both ways, over sliding windows in the layers that `layer_types` says.
 """
 
+from llamaspec.convert.backbone import Choices, decoder_taps, dense_config
 from llamaspec.convert.checkpoint import Checkpoint
-from llamaspec.convert.dense import Choices, decoder_taps, dense_config, map_dense
+from llamaspec.convert.dense import map_dense
 from llamaspec.convert.plan import DraftConfig, Mapped, Packaging
 from llamaspec.convert.target import Target
 

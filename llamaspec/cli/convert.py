@@ -59,7 +59,7 @@ def convert(
         from llamaspec.runtime.staged import check_output
 
         check_output(output, force)
-        wishes = Wishes(standalone, drop_unexpected, dict(map(_setting, settings or [])))
+        wishes = Wishes(standalone, drop_unexpected, _settings(settings or []))
         source, origin = fetch_draft(checkpoint, revision)
         place = fetch_target(target, None, weights=standalone)
         job = Job(source, place, output, outtype, wishes, force, origin)
@@ -69,6 +69,16 @@ def convert(
             if on_terminal():
                 clear_line()
         typer.echo(_table(report))
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, value = _setting(text)
+        if name in found:
+            raise OptionError(f"--set {name} is given twice; give it once")
+        found[name] = value
+    return found
 
 
 def _setting(text: str) -> tuple[str, Any]:

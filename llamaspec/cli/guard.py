@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -14,13 +15,15 @@ from llamaspec.errors import LlamaSpecError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
     """Turn errors into one line and exit code 2, Ctrl-C into 130, and output that nobody reads any
-    more into a quiet end.
+    more into a quiet end. A request to terminate ends the program as usual, but cleans up first.
     """
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     except LlamaSpecError as error:
@@ -38,6 +41,12 @@ def guarded() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(0) from None
         raise _refusal(f"the output cannot be written ({error.strerror or error})") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> None:
+    raise SystemExit(TERMINATED)
 
 
 def _from_output(error: OSError) -> bool:
@@ -48,7 +57,10 @@ def _from_output(error: OSError) -> bool:
 
 def _refusal(text: str) -> typer.Exit:
     with suppress(OSError):  # from an stderr that takes nothing either
-        typer.echo(f"llamaspec: {' '.join(text.splitlines())}", err=True)
+        line = " ".join(text.splitlines())
+        # a file's own words must not steer the terminal
+        plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+        typer.echo(f"llamaspec: {plain}", err=True)
     return typer.Exit(BAD_INPUT)
 
 

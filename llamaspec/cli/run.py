@@ -85,6 +85,15 @@ def run(
     n_gpu_layers_draft: Annotated[
         int, typer.Option("-ngld", help="Draft layers on the GPU, -1 for all.")
     ] = ALL_LAYERS,
+    device: Annotated[
+        str | None, typer.Option("--device", help="The target's devices, as doctor lists; or cpu.")
+    ] = None,
+    device_draft: Annotated[
+        str | None, typer.Option("--device-draft", help="The draft's; absent: all there are.")
+    ] = None,
+    split_mode: Annotated[
+        str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
+    ] = "layer",
     context: Annotated[
         int,
         typer.Option(
@@ -124,6 +133,9 @@ def run(
             n_gpu_layers_draft=n_gpu_layers_draft,
             threads=threads,
             head=head,  # type: ignore[arg-type]
+            device=device,
+            device_draft=device_draft,
+            split_mode=split_mode,  # type: ignore[arg-type]
             exact=exact,
         )
         generate = GenerateOptions(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Features, Proposal
-from llamaspec.draft.heads import MarkovHead
-from llamaspec.runtime.batch import ALL_OUTPUT, Batch
+from llamaspec.draft.heads import DraftHead
+from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
 
 
@@ -17,7 +17,7 @@ class BlockLayout:
 
     proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's own
     row does (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the graph
-    returns confidences.
+    returns confidences. candidates: how many a row's selector has in the graph, 0 without one.
     """
 
     proposals: int
@@ -25,10 +25,11 @@ class BlockLayout:
     mask: int
     vocabulary: int
     confidence: bool
+    candidates: int = 0
 
 
 class BlockDrafter:
-    """A draft context, its layout and, where the Markov head runs in Python, that head.
+    """A draft context, its layout and, where the head runs in Python, that head.
 
     The K/V of committed positions comes from injected target features; a block's own K/V is dropped
     at once.
@@ -37,7 +38,7 @@ class BlockDrafter:
     reads_features = True
 
     def __init__(
-        self, context: DraftContext, layout: BlockLayout, head: MarkovHead | None = None
+        self, context: DraftContext, layout: BlockLayout, head: DraftHead | None = None
     ) -> None:
         shape = context.shape
         self._context = context
@@ -84,59 +85,59 @@ class BlockDrafter:
         wanted = [a for a in anchors if a.limit > 0 and self._known[a.seq] == a.position]
         if not wanted:
             return [NOTHING] * len(anchors)
-        # one width for all: the graph's Markov head is right only for blocks of equal length
-        width = min(max(a.width for a in wanted), self._layout.proposals)
-        proposals = self._decode(wanted, width + self._layout.first)
+        proposals = self._decode(wanted)
         if len(wanted) == len(anchors):
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _decode(self, anchors: list[Anchor], rows: int) -> list[Proposal]:
-        batch, masks = self._blocks, self._masks[: rows - 1]
+    def _decode(self, anchors: list[Anchor]) -> list[Proposal]:
+        batch, layout = self._blocks, self._layout
         batch.clear()
+        # nothing but the lattice is read of a selector's rows
+        output = NO_OUTPUT if layout.candidates else ALL_OUTPUT
+        spans = []
         for anchor in anchors:
+            masks = self._masks[: min(anchor.width, layout.proposals) + layout.first - 1]
             block = [anchor.token, *masks]
-            batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=ALL_OUTPUT)
+            row = batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=output)
+            first = row + layout.first
+            spans.append((first, min(first + anchor.limit, row + len(block))))
         if self._head is not None:
-            return self._decode_with_head(self._head, anchors, rows)
-        total, wants = rows * len(anchors), self._layout.confidence
-        ids, scores = self._context.decode_block(batch, total, confidence=wants)
-        proposals = []
-        for n, anchor in enumerate(anchors):
-            start, end = self._span(n, anchor, rows)
-            confidence = None if scores is None else tuple(scores[start:end])
-            proposals.append(Proposal(tuple(ids[start:end]), confidence))
-        return proposals
+            return self._decode_with_head(self._head, anchors, spans)
+        if layout.candidates:
+            ids = self._context.decode_lattice(batch, layout.candidates)
+            return [Proposal(tuple(ids[start:end])) for start, end in spans]
+        ids, scores = self._context.decode_block(batch, batch.size, confidence=layout.confidence)
+        return [
+            Proposal(tuple(ids[start:end]), None if scores is None else tuple(scores[start:end]))
+            for start, end in spans
+        ]
 
     def _decode_with_head(
-        self, head: MarkovHead, anchors: list[Anchor], rows: int
+        self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
     ) -> list[Proposal]:
         try:
             self._context.decode(self._blocks)
-            return self._read_with_head(head, anchors, rows)
+            return self._read_with_head(head, anchors, spans)
         finally:
             for anchor in anchors:
                 self._context.truncate(anchor.seq, anchor.position)
 
-    def _read_with_head(self, head: MarkovHead, anchors: list[Anchor], rows: int) -> list[Proposal]:
+    def _read_with_head(
+        self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
+    ) -> list[Proposal]:
         started = perf_counter()
-        total = rows * len(anchors)
+        total = self._blocks.size
         base = self._context.logits_view(total)[:, : self._layout.vocabulary]
         hidden = self._context.hidden_view(total)
         proposals = []
-        for n, anchor in enumerate(anchors):
-            start, end = self._span(n, anchor, rows)
+        for anchor, (start, end) in zip(anchors, spans, strict=True):
             chain = head.chain(base[start:end], hidden[start:end], anchor.token)
             confidence = None if chain.confidence is None else tuple(chain.confidence.tolist())
             proposals.append(Proposal(tuple(chain.ids.tolist()), confidence))
         self._head_seconds += perf_counter() - started
         return proposals
-
-    def _span(self, n: int, anchor: Anchor, rows: int) -> tuple[int, int]:
-        """The output rows that propose for the n-th anchor."""
-        start = n * rows + self._layout.first
-        return start, min(start + anchor.limit, (n + 1) * rows)
 
     def _retry(self) -> None:
         features = self._pending[0]

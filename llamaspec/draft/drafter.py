@@ -7,8 +7,9 @@ from llamaspec.runtime.arrays import FloatArray
 
 
 class Anchor(NamedTuple):
-    """A request for a proposal: sequence slot, last committed token, its position, block width and
-    most ids wanted. text: prompt and output so far, the anchor last; borrowed, not to be changed.
+    """A request for a proposal: sequence slot, last committed token, its position, ids that the
+    block has room for (its width, which a block draft's ids depend on), and most ids wanted.
+    text: prompt and output so far, the anchor last; borrowed, not to be changed.
     """
 
     seq: int

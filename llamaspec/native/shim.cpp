@@ -133,6 +133,18 @@ int decode(llama_context * ctx, ls_batch * batch) {
     return rc;
 }
 
+bool starts_block(const ls_batch * batch, int i) {
+    return i == 0 || batch->seq[i] != batch->seq[i - 1];
+}
+
+void drop_blocks(llama_context * ctx, const ls_batch * batch) {
+    for (int i = 0; i < batch->size; ++i) {
+        if (starts_block(batch, i)) {
+            llama_memory_seq_rm(llama_get_memory(ctx), batch->seq[i], batch->pos[i], -1);
+        }
+    }
+}
+
 } // namespace
 
 const char * ls_build_info(void) {
@@ -254,13 +266,34 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
             }
             rc = rows ? 0 : fail("the draft gave no confidences");
         }
-        for (int i = 0; i < batch->size; ++i) {
-            if (i == 0 || batch->seq[i] != batch->seq[i - 1]) {
-                llama_memory_seq_rm(llama_get_memory(ctx), batch->seq[i], batch->pos[i], -1);
-            }
-        }
+        drop_blocks(ctx, batch);
         return rc;
     });
+}
+
+int ls_decode_lattice(llama_context * ctx, ls_batch * batch, int k, int32_t * ids) {
+    return guarded(-1001, [&] {
+        int rc = decode(ctx, batch);
+        if (rc == 0) {
+            const float * rows = llama_get_embeddings_nextn(ctx);
+            const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+            if (!rows || k < 1 || (size_t) k * (k + 1) > width) {
+                rc = fail("the draft gave no lattice of that size");
+            }
+            for (int i = 0, at = 0; rc == 0 && i < batch->size; ++i) {
+                const float * row = rows + (size_t) i * width;
+                // the first scores of a block are the same for every predecessor: it is the anchor
+                at = starts_block(batch, i) ? 0 : argmax(row + k + (size_t) at * k, k);
+                ids[i] = starts_block(batch, i) ? 0 : (int32_t) row[at];
+            }
+        }
+        drop_blocks(ctx, batch);
+        return rc;
+    });
+}
+
+int ls_has_layer_input(llama_context * ctx, int layer) {
+    return guarded(-1, [&] { return layer >= 0 && llama_has_embeddings_layer_inp(ctx, (uint32_t) layer) ? 1 : 0; });
 }
 
 int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps, int publish) {
@@ -300,11 +333,11 @@ void ls_set_rows_alike(llama_context * ctx, int wanted) {
     llama_set_rows_alike(ctx, wanted != 0);
 }
 
-int ls_draft_setup(llama_context * ctx, int causal, int confidence, int base) {
+int ls_draft_setup(llama_context * ctx, int causal, int rows) {
     return guarded(-1, [&] {
         llama_set_causal_attn(ctx, causal != 0);
-        llama_set_embeddings_nextn(ctx, confidence != 0 || base != 0, true);
-        llama_set_draft_base(ctx, base != 0);
+        llama_set_embeddings_nextn(ctx, rows != LS_LOGITS, rows != LS_LATTICE);
+        llama_set_draft_base(ctx, rows == LS_BASE);
         return 0;
     });
 }

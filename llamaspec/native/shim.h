@@ -48,6 +48,14 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 /* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
 int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
+/* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.
+   To be asked before ls_set_taps: llama.cpp aborts where a graph lacks what was set. */
+int ls_has_layer_input(struct llama_context * ctx, int layer);
+
+/* The same for blocks of a draft that gives a lattice: rows of k candidates, then k scores for every candidate of the row
+   before. ids [batch size] along the best scores; that of a block's first row is 0. */
+int ls_decode_lattice(struct llama_context * ctx, struct ls_batch * batch, int k, int32_t * ids);
+
 /* Target side: which layer inputs to publish (or no longer), and their rows gathered as out [n_rows, n_taps * n_embd]. */
 int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, int publish);
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
@@ -56,8 +64,10 @@ int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_t
 /* Target side: compute the rows of a verify pass, all of which are put out, as single rows are. */
 void ls_set_rows_alike(struct llama_context * ctx, int wanted);
 
-/* Draft side. base: return logits without the Markov head, in draft-vocabulary order, and hidden rows. */
-int ls_draft_setup(struct llama_context * ctx, int causal, int confidence, int base);
+/* Draft side. What rows give beside logits: nothing, confidences, a selector's lattice (of all rows, output or not), or, with
+   logits without the head, in draft-vocabulary order, the hidden rows. */
+enum { LS_LOGITS, LS_CONFIDENCE, LS_LATTICE, LS_BASE };
+int ls_draft_setup(struct llama_context * ctx, int causal, int rows);
 const float * ls_hidden(struct llama_context * ctx);
 
 /* The two largest logits of the first n_rows output rows: index of the first, ids [n_rows], and gap [n_rows] between. */

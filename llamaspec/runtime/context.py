@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from llamaspec.errors import DecodeError, LlamaSpecError
+from llamaspec.errors import DecodeError, IncompatibleDraftError, LlamaSpecError
 from llamaspec.ffi import ffi, lib
 from llamaspec.options import CacheType, FlashAttention
 from llamaspec.runtime import log
@@ -177,9 +177,21 @@ class TargetContext(Context):
     _tapping: bool = False
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
-        """Choose the layer inputs that make up a feature row. The architecture must publish them
-        (see describe).
+        """Choose the layer inputs that make up a feature row; a tap equal to the number of layers
+        is what leaves the last.
+
+        Raises IncompatibleDraftError where the target's graph does not have one as a row of the
+        model's width for every token. llama.cpp would end the process at the next decode.
         """
+        for tap in taps:
+            there = lib.ls_has_layer_input(self.ptr, tap)
+            self._check(min(there, 0))
+            if not there:
+                raise IncompatibleDraftError(
+                    f"the draft reads the input of layer {tap}, and {self.model.path.name} of "
+                    f"{self.model.n_layer} layers gives none of width {self.model.n_embd} there; "
+                    "run it without a draft"
+                )
         self.taps = taps
         self._taps_pointer = ffi.new("int32_t[]", taps)
         self._features = np.zeros((self.shape.n_batch, self.feature_width), np.float32)
@@ -188,7 +200,7 @@ class TargetContext(Context):
     def compute_rows_alike(self) -> None:
         """From now on compute the rows of passes that put out all their rows as single rows are.
 
-        On the CPU such passes then round as passes over one row do; 32 rows at most (patch 0006).
+        On the CPU such passes then round as passes over one row do; 32 rows at most (patch 0008).
         """
         lib.ls_set_rows_alike(self.ptr, 1)
         self.rows_alike = True
@@ -219,12 +231,25 @@ class DraftContext(Context):
 
     feature_width: int
 
-    def configure(self, *, feature_width: int, causal: bool, confidence: bool, base: bool) -> None:
-        """base: leave the Markov head to the caller (logits in draft-vocabulary order, hidden
-        rows).
+    def configure(
+        self,
+        *,
+        feature_width: int,
+        causal: bool,
+        confidence: bool = False,
+        lattice: bool = False,
+        base: bool = False,
+    ) -> None:
+        """Say what the draft reads and, of at most one kind, what its rows give beside logits.
+
+        confidence: a number a row. lattice: a DFlash2 selector's candidates and scores. base: leave
+        the head to the caller (logits in draft-vocabulary order, hidden rows).
         """
+        assert confidence + lattice + base <= 1, "rows of one kind at a time"
         self.feature_width = feature_width
-        self._check(lib.ls_draft_setup(self.ptr, causal, confidence, base))
+        kinds = {lib.LS_CONFIDENCE: confidence, lib.LS_LATTICE: lattice, lib.LS_BASE: base}
+        rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
+        self._check(lib.ls_draft_setup(self.ptr, causal, rows))
 
     def decode_block(
         self, batch: Batch, n_rows: int, *, confidence: bool
@@ -237,3 +262,12 @@ class DraftContext(Context):
         self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
+
+    def decode_lattice(self, batch: Batch, candidates: int) -> list[int]:
+        """As `decode_block`, for a DFlash2 draft that gives a lattice of so many candidates a row:
+        the ids along the best scores, one a row; those of anchors mean nothing.
+        """
+        assert batch.size <= self.shape.n_outputs, "more rows than the context puts out"
+        self._compute(lib.ls_decode_lattice, batch, candidates, self._ints)
+        ids: list[int] = ffi.unpack(self._ints, batch.size)
+        return ids

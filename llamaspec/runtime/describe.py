@@ -6,8 +6,7 @@ from llamaspec.errors import IncompatibleDraftError, LlamaSpecError, ModelLoadEr
 from llamaspec.runtime.description import DraftDescription, FileDescription, read_description
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.pairing import (
-    FINAL_INPUT_ARCHITECTURES,
-    LAYER_INPUT_ARCHITECTURES,
+    NO_LAYER_INPUT_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     draft_problems,
     pair_notes,
@@ -16,8 +15,7 @@ from llamaspec.runtime.pairing import (
 )
 
 __all__ = [
-    "FINAL_INPUT_ARCHITECTURES",
-    "LAYER_INPUT_ARCHITECTURES",
+    "NO_LAYER_INPUT_ARCHITECTURES",
     "RECURRENT_ARCHITECTURES",
     "DraftDescription",
     "FileDescription",

@@ -1,5 +1,6 @@
 """What a GGUF file is, read from its header: FileDescription, and DraftDescription for drafts."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ wavtokenizer-dec
 OTHER_ARCHITECTURES = frozenset(_OTHERS.split())
 _OTHER_TYPES = frozenset({"adapter", "mmproj", "imatrix"})
 _DEFAULT_DFLASH_BLOCK = 16
+_OF_A_HEAD = re.compile(r"markov_|conf_proj\.|selector_|blk\.\d+\.(attn|ffn)_conv_")
 _MAX_SOURCES = 4096
 # by the number in general.file_type, under the name that llama-quantize knows
 _FILE_TYPE_NAMES = """
@@ -34,6 +36,18 @@ IQ2_XXS IQ2_XS Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS
 BF16 - - - TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0
 """
 _FILE_TYPES = dict(enumerate(_FILE_TYPE_NAMES.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Sizes of a DFlash2 draft, 0 where the file does not say: candidates of a position, rank of
+    the selector, rows that a convolution reads, columns that share its coefficients.
+    """
+
+    top_k: int
+    rank: int
+    kernel: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +60,9 @@ class DraftDescription:
         sample_from_anchor: slot 0, the anchor's, already predicts.
         head: how proposals are chained; "none" is DFlash, "selector" is DFlash2.
         markov_rank: columns of `markov_w1`; 0 without a Markov head.
-        markov_shapes: shapes of `markov_w1` [target vocabulary, rank] and `markov_w2`
-            [draft vocabulary, rank]; () for one that is absent.
-        confidence_shape: shape of `conf_proj`, () without a confidence head.
+        head_shapes: shapes of what a plain DFlash draft does not have, by name: `markov_*`,
+            `conf_proj.*`, `selector_*`, and DFlash2's convolutions.
+        selector: sizes of a DFlash2 draft, None for others.
         draft_vocabulary: rows of the draft's head, fewer than the target's with a `d2t`.
         target_vocabulary: vocabulary of the target that the draft was made for.
         d2t_range: smallest and largest target id in `d2t`; None for a full vocabulary.
@@ -65,8 +79,8 @@ class DraftDescription:
     sample_from_anchor: bool
     head: HeadType
     markov_rank: int
-    markov_shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    confidence_shape: tuple[int, ...]
+    head_shapes: Mapping[str, tuple[int, ...]]
+    selector: Selector | None
     draft_vocabulary: int
     target_vocabulary: int
     d2t_range: tuple[int, int] | None
@@ -95,7 +109,7 @@ class DraftDescription:
     @property
     def has_confidence_head(self) -> bool:
         """Proposals come with an acceptance probability each."""
-        return bool(self.confidence_shape)
+        return "conf_proj.weight" in self.head_shapes
 
     @property
     def method(self) -> str:
@@ -239,8 +253,8 @@ def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
         and keys.flag("dflash.sample_from_anchor", default=chained),
         head=head,
         markov_rank=markov[-1] if markov else 0,
-        markov_shapes=(markov, shapes.get("markov_w2.weight", ())),
-        confidence_shape=shapes.get("conf_proj.weight", ()),
+        head_shapes={name: shape for name, shape in shapes.items() if _OF_A_HEAD.match(name)},
+        selector=_selector(keys) if head == "selector" else None,
         draft_vocabulary=n_vocab if d2t is None else d2t[0] if d2t else 0,
         target_vocabulary=n_vocab,
         d2t_range=None if d2t is None else _d2t_range(file),
@@ -251,6 +265,11 @@ def _read_draft(file: GGUFFile, keys: Keys) -> DraftDescription:
         causal=keys.flag("dflash.attention.causal", default=False),
         rope_sections="dflash.rope.dimension_sections" in keys,
     )
+
+
+def _selector(keys: Keys) -> Selector:
+    names = ("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size")
+    return Selector(*(keys.integer(f"dflash.{name}") for name in names))
 
 
 def _d2t_range(file: GGUFFile) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from llamaspec.runtime.metadata import MAX_LAYERS, Keys
 _MAX_EXPERTS = 1024
 _MAX_BLOCK = 1024
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+# what a draft's graph adds to rows or multiplies them by, element by element
+_ADDED = ("norm.weight", ".bias", "_conv_base", "_sinks.weight", "layer_output_scale.weight")
 # llama.cpp takes a single expert of theirs for none
 _DENSE_IF_ONE_EXPERT = frozenset({"hunyuan-dense", "hunyuan_vl"})
 
@@ -42,13 +44,20 @@ def check_loader_limits(file: GGUFFile, keys: Keys) -> None:
         if not epsilon >= 0:  # nor is a NaN
             raise ModelLoadError(f"{path}: {key} is {epsilon}, it must be at least 0")
     if arch == "dflash":
-        _check_draft(path, keys)
+        _check_draft(file, keys)
     if experts > 1 or arch not in _DENSE_IF_ONE_EXPERT:
         _check_experts(path, keys, arch, experts)
     _check_tokens(file)
 
 
-def _check_draft(path: Path, keys: Keys) -> None:
+def _check_draft(file: GGUFFile, keys: Keys) -> None:
+    path = file.path
+    for name, info in file.tensors.items():
+        if name.endswith(_ADDED) and info.type != "F32":
+            raise ModelLoadError(
+                f"{path}: {name} has type {info.type}, llama.cpp's draft graph takes F32 there; "
+                "convert the draft again"
+            )
     key = keys.integer("dflash.attention.key_length")
     value = keys.integer("dflash.attention.value_length", key)
     if key and value != key:

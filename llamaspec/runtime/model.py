@@ -9,7 +9,16 @@ from llamaspec.ffi import ffi, lib
 from llamaspec.runtime import backend, log
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE
 from llamaspec.runtime.handle import NativeHandle
+from llamaspec.runtime.placement import Placement
 from llamaspec.runtime.vocab import Vocab
+
+ON_CPU = Placement(n_gpu_layers=0)
+_SPLIT_MODES = {
+    "none": lib.LLAMA_SPLIT_MODE_NONE,
+    "layer": lib.LLAMA_SPLIT_MODE_LAYER,
+    "row": lib.LLAMA_SPLIT_MODE_ROW,
+    "tensor": lib.LLAMA_SPLIT_MODE_TENSOR,
+}
 
 
 class Model(NativeHandle):
@@ -22,15 +31,20 @@ class Model(NativeHandle):
     n_ctx_train: int
 
     @classmethod
-    def load(cls, path: Path, *, n_gpu_layers: int) -> Self:
+    def load(cls, path: Path, placement: Placement = ON_CPU) -> Self:
         """Load a GGUF that has passed `gguf_file`'s checks.
 
-        n_gpu_layers: layers to place on the GPU, negative for all. Raises ModelLoadError with
-        llama.cpp's reason.
+        Raises ModelLoadError with llama.cpp's reason.
         """
         backend.initialise()
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        params.n_gpu_layers = placement.n_gpu_layers
+        params.split_mode = _SPLIT_MODES[placement.split_mode]
+        names = [ffi.new("char[]", name.encode()) for name in placement.devices]
+        chosen = [lib.ggml_backend_dev_by_name(name) for name in names]
+        listed = ffi.new("ggml_backend_dev_t[]", [*chosen, ffi.NULL])
+        # an empty list would mean no device at all, at which llama.cpp has crashed
+        params.devices = listed if chosen else ffi.NULL
         native = ffi.new("struct llama_model_params *", params)
         ptr = lib.ls_model_load(os.fsencode(path), native)
         lines = log.drain()

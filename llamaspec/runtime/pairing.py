@@ -1,45 +1,24 @@
 """Whether a draft fits a target, told from two descriptions before llama.cpp sees either file.
 
-llamaspec asks a target's graph for layer inputs, and llama.cpp aborts the process where a graph
-does not publish them or a layer does not exist; what two headers tell is settled here.
+llamaspec asks a target's graph for layer inputs, which not every graph has; what two headers tell
+is settled here, and the rest when the target is loaded.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from llamaspec.runtime.description import DRAFT_ARCHITECTURE, DraftDescription, FileDescription
-
-# Targets whose graph publishes the input of every layer at the pinned llama.cpp commit. Not here
-# although their files do: qwen4exp (publishes several streams at once, which the extraction
-# refuses by an abort) and llama-embed (has no logits). A test derives the list from the
-# sources.
-LAYER_INPUT_ARCHITECTURES = frozenset(
-    {
-        "bailingmoe3",
-        "deepseek4",
-        "gemma4",
-        "gpt-oss",
-        "hunyuan-dense",
-        "hunyuan_vl",
-        "lfm2",
-        "lfm2moe",
-        "llama",
-        "mimo2",
-        "minimax-01",
-        "minimax-m2",
-        "muse-glimmer",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen3",
-        "qwen35",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-    }
+from llamaspec.runtime.description import (
+    DRAFT_ARCHITECTURE,
+    DraftDescription,
+    FileDescription,
+    Selector,
 )
-# Of these, the ones that also publish the output of the last layer (a tap equal to n_layer).
-FINAL_INPUT_ARCHITECTURES = frozenset({"deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"})
+
+# Targets whose graph gives no layer inputs that a draft could read: several streams side by side,
+# or, of plamo2, layers whose output has no name. Every other is asked when it is loaded, see
+# TargetContext.set_taps. A test derives the list from the sources.
+NO_LAYER_INPUT_ARCHITECTURES = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp", "plamo2"})
 # Targets with recurrent state, alone or beside attention: from it llamaspec cannot drop rejected
 # tokens yet. A test derives the list from the sources too.
 _RECURRENT = """
@@ -51,6 +30,7 @@ RECURRENT_ARCHITECTURES = frozenset(_RECURRENT.split())
 FOREIGN_DRAFTS = frozenset({"dspark", "dflash-draft", "qwen35-dflash-draft"})
 """Drafts of vendors' and older layouts, which `llamaspec convert` rewrites."""
 _ENCODER_DECODERS = frozenset({"t5"})
+Shape = tuple[int, ...]
 
 
 def pair_problems(target: FileDescription, draft: FileDescription) -> list[str]:
@@ -131,25 +111,24 @@ def draft_problems(draft: FileDescription) -> Iterator[str]:
 
 def _tap_problems(target: FileDescription, detail: DraftDescription) -> Iterator[str]:
     arch = target.architecture
-    if arch not in LAYER_INPUT_ARCHITECTURES:
-        able = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES - RECURRENT_ARCHITECTURES))
+    if arch in NO_LAYER_INPUT_ARCHITECTURES:
         yield (
-            f"{target.path.name}: architecture {arch} does not publish its layer inputs in this "
-            f"llama.cpp, so no draft can read them; these do: {able}"
+            f"{target.path.name}: architecture {arch} has no layer inputs of one row a token, so "
+            "no draft can read them; run it without a draft"
         )
     if arch in RECURRENT_ARCHITECTURES:
         yield (
             f"{target.path.name}: architecture {arch} keeps recurrent state, from which rejected "
             "tokens cannot be dropped yet; run it without a draft"
         )
-    last = target.n_layer - (arch not in FINAL_INPUT_ARCHITECTURES)
-    bad = [tap for tap in detail.taps if not 0 <= tap <= last]
+    bad = [tap for tap in detail.taps if not 0 <= tap <= target.n_layer]
     if not detail.taps:
         yield "the draft has no dflash.target_layers; convert it again"
     elif bad:
         yield (
             f"the draft reads the inputs of target layers {bad}, "
-            f"{target.path.name} has the inputs of layers 0 to {last}"
+            f"{target.path.name} has the layers 0 to {target.n_layer - 1}, and {target.n_layer} is "
+            "what leaves the last"
         )
 
 
@@ -206,19 +185,72 @@ def _vocabulary_problems(
 def _head_problems(draft: FileDescription, detail: DraftDescription) -> Iterator[str]:
     if detail.proposals < 1:
         yield f"the draft's block of {detail.block_size} slots ({detail.layout}) proposes nothing"
-    if detail.head == "selector":
-        yield "the draft has a DFlash2 selector head, which llamaspec does not run yet"
-    if detail.head in ("gated", "rnn"):
-        yield f"the draft has a {detail.head} Markov head: not supported yet, only vanilla ones are"
-    if detail.head == "none" and detail.has_confidence_head:
-        yield "the draft has a confidence head (conf_proj) and no Markov head; convert it again"
-    if detail.head in ("none", "selector"):
+    if detail.selector is not None:
+        yield from _selector_problems(draft, detail, detail.selector)
         return
-    rank = detail.markov_rank
-    wanted = ((detail.target_vocabulary, rank), (detail.draft_vocabulary, rank))
-    for name, shape, right in zip(("w1", "w2"), detail.markov_shapes, wanted, strict=True):
+    if detail.head == "none":
+        if detail.has_confidence_head:
+            yield "the draft has a confidence head (conf_proj) and no Markov head; convert it again"
+        return
+    width, rank, shapes = draft.width, detail.markov_rank, detail.head_shapes
+    wanted: dict[str, Shape] = {
+        "markov_w1.weight": (detail.target_vocabulary, rank),
+        "markov_w2.weight": (detail.draft_vocabulary, rank),
+    }
+    # the projection that makes the head what it is, and its bias, which can be missing
+    own = {"gated": ("markov_gate", rank, 1), "rnn": ("markov_joint", 3 * rank, 2)}
+    if detail.head in own:
+        name, rows, states = own[detail.head]
+        wanted[f"{name}.weight"] = (rows, width + states * rank)
+        if f"{name}.bias" in shapes:
+            wanted[f"{name}.bias"] = (rows,)
+    sizes = f"{detail.target_vocabulary} tokens, rank {rank} and width {width}"
+    yield from _shape_problems(shapes, wanted, f"its {detail.head} head for {sizes}")
+    for name in sorted(shapes):
+        if name.startswith(("markov_gate", "markov_joint")) and name not in wanted:
+            yield f"the draft has a {detail.head} head and a tensor {name} of another"
+    found = shapes.get("conf_proj.weight", (width + rank,))
+    if math.prod(found) != width + rank:
+        yield f"the draft's conf_proj has shape {found}, not (1, {width + rank})"
+
+
+def _selector_problems(
+    draft: FileDescription, detail: DraftDescription, sizes: Selector
+) -> Iterator[str]:
+    top_k, rank, kernel, group = sizes.top_k, sizes.rank, sizes.kernel, sizes.group
+    if min(top_k, rank, kernel, group) < 1:
+        yield (
+            f"the draft has a DFlash2 selector of {top_k} candidates and rank {rank}, and "
+            f"convolutions of {kernel} rows in groups of {group}: none can be 0; convert it again"
+        )
+        return
+    width, vocabulary = draft.width, detail.target_vocabulary
+    if width % group:
+        yield f"the draft's convolutions have groups of {group}, which do not divide {width}"
+    if top_k > detail.draft_vocabulary or top_k * (top_k + 1) > width:
+        yield (
+            f"the draft's selector has {top_k} candidates of {detail.draft_vocabulary} tokens and "
+            f"needs {top_k * (top_k + 1)} elements of a row, which is {width} wide"
+        )
+    wanted: dict[str, Shape] = {
+        "selector_predecessor.weight": (vocabulary, rank),
+        "selector_successor.weight": (vocabulary, rank),
+        "selector_hidden.weight": (rank, width),
+    }
+    for layer, part in itertools.product(range(draft.n_layer), ("attn", "ffn")):
+        wanted[f"blk.{layer}.{part}_conv_base"] = (2, kernel, width)
+        wanted[f"blk.{layer}.{part}_conv_proj.weight"] = (2 * kernel * (width // group), width)
+    what = f"its selector of rank {rank} for {vocabulary} tokens and width {width}"
+    yield from _shape_problems(detail.head_shapes, wanted, what)
+    others = [name for name in detail.head_shapes if name.startswith(("markov_", "conf_proj"))]
+    if others:
+        yield f"the draft has a selector and also {others[0]}, of another head; convert it again"
+
+
+def _shape_problems(
+    shapes: Mapping[str, Shape], wanted: Mapping[str, Shape], what: str
+) -> Iterator[str]:
+    for name, right in wanted.items():
+        shape = shapes.get(name, ())
         if shape != right:
-            yield f"the draft's markov_{name} has shape {shape}, its vocabularies need {right}"
-    confidence = draft.width + rank
-    if detail.has_confidence_head and math.prod(detail.confidence_shape) != confidence:
-        yield f"the draft's conf_proj has shape {detail.confidence_shape}, not (1, {confidence})"
+            yield f"the draft's {name} has shape {shape}, {what} needs {right}"

@@ -26,7 +26,6 @@ from llamaspec.errors import (
 )
 from llamaspec.options import Head
 from llamaspec.runtime.model import Model
-from llamaspec.runtime.pairing import LAYER_INPUT_ARCHITECTURES, RECURRENT_ARCHITECTURES
 from llamaspec.session import Session, load
 from tests.e2e.terminal import llamaspec, refusal, together
 from tests.miniature import VOCABULARY, WIDTH, ramp, write_gguf, write_target
@@ -136,7 +135,7 @@ def zeros(*shape: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
 
 
 def silent_architecture(out: Path) -> Path:
-    return write_target(out, arch="gemma3")
+    return write_target(out, arch="gemma3n")
 
 
 def encoding(arch: str) -> Build:
@@ -262,17 +261,24 @@ BAD_PAIRS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
     "silent-architecture": (
         silent_architecture,
         lambda _: DRAFT,
-        (
-            "gemma3 does not publish its layer inputs",
-            *sorted(LAYER_INPUT_ARCHITECTURES - RECURRENT_ARCHITECTURES),
-        ),
+        ("gemma3n has no layer inputs of one row a token",),
     ),
     "recurrent-state": (recurrent, lambda _: DRAFT, ("lfm2 keeps recurrent state",)),
     "d2t-of-32-bits": (lambda _: TARGET, reduced(np.int32), ("d2t has type I32", "takes I64")),
-    "gated-head": (
+    "gated-head-of-another-rank": (
         lambda _: TARGET,
-        changed(DRAFT, markov_gate=zeros(64, 320)),
-        ("gated Markov head: not supported yet",),
+        changed(DRAFT, markov_gate=zeros(64, 319)),
+        ("markov_gate.weight", "(64, 319)", "(64, 320)"),
+    ),
+    "two-heads": (
+        lambda _: TARGET,
+        changed(DRAFT, markov_gate=zeros(64, 320), markov_joint=zeros(192, 384)),
+        ("gated head", "markov_joint.weight of another"),
+    ),
+    "candidates-without-a-selector": (
+        lambda _: TARGET,
+        changed(DRAFT, {"dflash.selector_top_k": As(4, gguf.GGUFValueType.UINT32)}),
+        ("selector of 4 candidates and rank 0",),
     ),
     "confidence-of-the-row-alone": (
         lambda _: TARGET,
@@ -359,7 +365,7 @@ def test_a_bad_pair_is_refused(name: str, bad_pairs: dict[str, Refused]) -> None
 def test_an_encoder_that_no_check_knows_is_refused_when_loaded(tmp_path: Path, arch: str) -> None:
     path = encoding(arch)(tmp_path / "t.gguf")
     with pytest.raises(ModelLoadError, match=r"t\.gguf: has an encoder"):
-        Model.load(path, n_gpu_layers=0)
+        Model.load(path)
 
 
 def test_recurrent_state_that_no_check_knows_is_refused_when_loaded(
@@ -521,6 +527,9 @@ COMMANDS: list[tuple[tuple[object, ...], str]] = [
     (("-c", 99999999999), "context is 99999999999"),
     (("-c", 2000000000), "a context of 2000000000 positions takes"),
     (("-ngl", 99999999999), "n_gpu_layers is 99999999999"),
+    (("--device", "CUDA77"), "there is no device 'CUDA77'"),
+    (("--device-draft", ""), "device_draft is ''"),
+    (("--split-mode", "diagonal"), "split_mode is 'diagonal'"),
     (("--seed", -1), "seed is -1"),
     (("--stop", ""), "stop is"),
     (("--draft-max", -2), "draft_max is -2"),

@@ -67,6 +67,9 @@ CASES = {
     "a-billion-layers": Refused(settings(num_hidden_layers=10**9), ("1000000000", "512")),
     "line-breaks": Refused(settings(architectures=["a\nb\x1b[31m"], block_size=GONE), ("a\\nb",)),
     "unread-override": Refused(nothing, ("--set rope_thta",), ("--set", "rope_thta=1e6")),
+    "two-overrides": Refused(
+        nothing, ("--set block_size", "twice"), ("--set", "block_size=7", "--set", "block_size=8")
+    ),
     "no-override": Refused(nothing, ("--set rope_theta", "KEY=VALUE"), ("--set", "rope_theta")),
     "override-of-text": Refused(nothing, ("block_size is 'big'",), ("--set", "block_size=big")),
     "outtype": Refused(nothing, ("'f33'", "Q8_0"), ("--outtype", "f33")),
@@ -186,7 +189,8 @@ def _without_gaps(fields: dict[str, dict[str, list[int]]], data: bytes) -> bytes
     return mutate.joined(json.dumps(fields).encode(), b"".join(parts))
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_leaves_nothing(sent: signal.Signals, code: int, tmp_path: Path) -> None:
     pair, out = place("zlab", tmp_path), tmp_path / "out.gguf"
     enlarged(pair)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -198,11 +202,11 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     try:
         while running.poll() is None:
             if any(part.stat().st_size > 1 << 20 for part in tmp_path.glob(".*.part")):
-                running.send_signal(signal.SIGINT)
+                running.send_signal(sent)
                 break
             time.sleep(0.01)
         shown, error = running.communicate(timeout=60)
     finally:
         running.kill()
-    assert (running.returncode, shown, error.strip()) == (130, b"", b"")
+    assert (running.returncode, shown, error.strip()) == (code, b"", b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == before

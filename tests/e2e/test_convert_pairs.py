@@ -27,7 +27,6 @@ HEADS = {
     "tiny-dspark-speculators": "vanilla",
     "tiny-dflash": "none",
 }
-RUNNABLE = ("tiny-dspark", "tiny-dflash", "tiny-dspark-speculators")
 TABLES = {"token_embd.weight", "output.weight"}
 EVERY = 6  # of the 28 lines of an oracle
 # f32 caches and no flash attention: the oracles compute in fp32 throughout
@@ -56,7 +55,7 @@ def test_trained_drafts_convert(name: str, converted: dict[str, Path]) -> None:
     assert own == (TABLES if name == "tiny-dspark-speculators" else set())
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", HEADS)
 def test_converted_drafts_propose_what_the_oracles_propose(
     name: str, converted: dict[str, Path], shared: Path, ggufs: Path
 ) -> None:

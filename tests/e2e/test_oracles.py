@@ -11,6 +11,7 @@ from llamaspec.completion import Completion
 from llamaspec.options import LoadOptions
 from llamaspec.session import Session, load
 from llamaspec.trace import Round
+from tests.converted import make
 
 pytestmark = pytest.mark.native
 
@@ -18,6 +19,8 @@ CASES = [
     ("tiny-dspark-f32.gguf", "oracle-tiny-dspark.public.jsonl"),
     ("tiny-dflash-f32.gguf", "oracle-tiny-dflash.public.jsonl"),
     ("tiny-dspark-speculators-f32.gguf", "oracle-tiny-dspark-speculators.public.jsonl"),
+    ("tiny-dspark-gated", "oracle-tiny-dspark-gated.public.jsonl"),
+    ("tiny-dspark-rnn", "oracle-tiny-dspark-rnn.public.jsonl"),
 ]
 HEADS = ["graph", "python"]
 CONFIDENCE_TOLERANCE = 0.01
@@ -29,14 +32,21 @@ def oracle(shared: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=[(*case, head) for case in CASES for head in HEADS], ids=str)
 def rollouts(
-    request: pytest.FixtureRequest, shared: Path, ggufs: Path
+    request: pytest.FixtureRequest,
+    shared: Path,
+    ggufs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[list[tuple[dict[str, Any], Completion]]]:
     """Every oracle line with our completion of it, in the reference's own precision."""
     draft, name, head = request.param
-    target = ggufs / "tiny-target-f32.gguf"
+    target, path = ggufs / "tiny-target-f32.gguf", ggufs / draft
+    if not path.suffix:
+        # of these there are checkpoints only
+        path = tmp_path_factory.mktemp("converted") / f"{draft}.gguf"
+        make(shared / "models" / draft, shared / "models" / "tiny-target", path)
     # f32 caches and no flash attention: the reference computes in fp32 throughout
     exact = LoadOptions(head=head, cache_type="f32", flash_attention="off", threads=1)
-    with load(target, ggufs / draft, options=exact) as session:
+    with load(target, path, options=exact) as session:
         yield [(line, complete(session, line)) for line in oracle(shared, name)]
 
 

@@ -19,7 +19,7 @@ import pytest
 from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion, Piece
-from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError
+from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError, OptionError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
 from llamaspec.runtime.vocab import Vocab
 from llamaspec.session import Prompt, Session, load
@@ -589,3 +589,21 @@ def test_a_dropped_session_is_released_with_its_stream_open() -> None:
     gc.collect()
     with pair(context=128) as other:
         assert other.generate(ENDLESS, max_tokens=3).token_ids
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"device": "cpu", "device_draft": "cpu"}, {"n_gpu_layers_draft": 0}, {"split_mode": "none"}],
+)
+def test_a_placement_changes_no_text(settings: dict[str, Any]) -> None:
+    with pair() as session:
+        usual = session.generate(CODE, max_tokens=24)
+    with pair(**settings) as session:
+        placed = session.generate(CODE, max_tokens=24)
+    assert placed.token_ids == usual.token_ids
+    assert placed.stats.accepted == usual.stats.accepted > 0
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(OptionError, match="there is no device 'CUDA77'"):
+        pair(device="CUDA77")

@@ -57,11 +57,11 @@ def test_native_rows_are_the_references(
     draft: tuple[str, Draft], ggufs: Path, n: int, proposals: int
 ) -> None:
     native, expected = both(draft, ggufs, random_features(draft, n), proposals)
-    assert native.hidden is not None
     assert np.abs(native.base - expected.base).max() < TOLERANCE
     assert np.abs(native.hidden - expected.hidden).max() < TOLERANCE
     assert native.ids == expected.ids
     rows, first = native.logits, draft[1].first
+    assert rows is not None
     d2t = target_ids(draft[1])
     assert np.abs(rows[first:, d2t] - expected.logits).max() < TOLERANCE
     assert np.all(np.delete(rows, d2t, axis=1) == -np.inf)

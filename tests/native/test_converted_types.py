@@ -31,7 +31,9 @@ def alike(a: FloatArray, b: FloatArray) -> float:
 
 
 def block(path: Path, ready: Ready) -> NativeBlock:
-    return run_block(path, ready.target, features(ready.reference(), 20), ANCHOR, SLOTS)
+    draft = ready.reference()
+    slots = min(SLOTS, draft.block_size)
+    return run_block(path, ready.target, features(draft, 20), ANCHOR, slots)
 
 
 def expected_type(name: str, columns: int, outtype: str) -> str:

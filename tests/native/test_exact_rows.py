@@ -29,7 +29,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
     path: Path = demo.target_path()
     if request.param != "bundled":
         path = request.getfixturevalue("ggufs") / request.param
-    loaded = Model.load(path, n_gpu_layers=0)
+    loaded = Model.load(path)
     yield loaded
     loaded.close()
 
@@ -84,7 +84,7 @@ def typed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param != "f32":
         path = tmp_path_factory.mktemp("typed") / f"{request.param}.gguf"
         quantize(demo.target_path(), path, request.param, threads=1)
-    return Model.load(path, n_gpu_layers=0)
+    return Model.load(path)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

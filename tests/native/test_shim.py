@@ -18,7 +18,7 @@ ROWS = 8
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[TargetContext]:
-    model = Model.load(demo.target_path(), n_gpu_layers=0)
+    model = Model.load(demo.target_path())
     context = TargetContext.create(model, ContextShape(256, 256, 2, 2 * ROWS, 1, "on", "f16"))
     context.set_taps((2, 5, 9))
     context.publish(True)

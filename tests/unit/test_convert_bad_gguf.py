@@ -91,6 +91,12 @@ DRAFTS = {
     "no-kernel": Bad(DFLASH2, {"dflash.conv_kernel_size": None}, {}, ("conv_kernel_size",)),
     "no-group": Bad(DFLASH2, {"dflash.conv_group_size": 0}, {}, ("conv_group_size is 0",)),
     "kernel-of-text": Bad(DFLASH2, {"dflash.conv_kernel_size": As("2", KIND.STRING)}, {}, ("'2'",)),
+    "list-for-text": Bad(
+        ZLAB,
+        {"dflash.rope.scaling.type": As([1], KIND.ARRAY, KIND.INT32)},
+        {},
+        ("draft.gguf: metadata key 'dflash.rope.scaling.type'", "not a string"),
+    ),
     "no-experts": Bad(V4, {"dflash.expert_count": None}, {}, ("expert_count",)),
     "no-groups": Bad(V4, {"dflash.attention.output_group_count": 0}, {}, ("group_count is 0",)),
     "no-streams": Bad(V4, {"dflash.hyper_connection.count": None}, {}, ("blk.0.attn_k.weight",)),

@@ -4,6 +4,7 @@ The miniature checkpoints are damaged one thing at a time; each line must name w
 """
 
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,20 @@ def bounded() -> Iterator[None]:
         yield
 
 
+def linked_folder(pair: Pair) -> None:
+    """A folder within the draft's that is one outside."""
+    (pair.draft / "sub").symlink_to(pair.draft.parent)
+
+
+def fill_page(pair: Pair) -> None:
+    """Spaces in the header until the file ends where a page of memory does."""
+    path = pair.draft / SHARD
+    fields, data = mutate.split(path.read_bytes())
+    text = json.dumps(fields).encode()
+    text += b" " * (-(8 + len(text) + len(data)) % mmap.PAGESIZE)
+    path.write_bytes(mutate.joined(text, data))
+
+
 def other_tables(pair: Pair) -> None:
     """A target with an embedding and a head that are not the draft's."""
     tables = Weights("others")
@@ -89,6 +104,7 @@ def other_tables(pair: Pair) -> None:
 
 
 ZLAB, SPEC, DEEP = "zlab", "speculators", "deepspec"
+V4, NEMOTRON = "deepseek4", "nemotron-nvfp4"
 DEPTH = 300
 
 SHARDS: dict[str, Bad] = {
@@ -113,6 +129,12 @@ SHARDS: dict[str, Bad] = {
     "link-to-nothing": bad(ZLAB, instead(SHARD, linked("gone")), "no such file"),
     "link-to-device": bad(ZLAB, instead(SHARD, linked("/dev/zero")), "/dev/zero"),
     "pipe": bad(ZLAB, instead(SHARD, os.mkfifo), "not a regular file"),
+    "linked-folder": bad(
+        ZLAB,
+        together(indexed("sub/outside.safetensors"), instead("x", elsewhere), linked_folder),
+        "sub/outside.safetensors",
+        "outside of the folder",
+    ),
     "folder": bad(ZLAB, instead(SHARD, Path.mkdir), "not a regular file"),
     "pickled": bad(ZLAB, pickled, "pickled", "pytorch_model.bin", "safetensors"),
     "mask-pickled": bad(
@@ -126,7 +148,7 @@ SHARDS: dict[str, Bad] = {
     "cut-in-header": bad(ZLAB, cut(SHARD, 500), "492 are left", "truncated"),
     "cut-in-data": bad(ZLAB, cut(SHARD, 50_000), "50000", "truncated"),
     "two-shards-one-name": bad(
-        "deepseek4",
+        V4,
         renamed("mtp.1.attn.attn_sink", "mtp.0.attn.attn_sink", STAGES[1]),
         "'mtp.0.attn.attn_sink'",
         "00003-of",
@@ -228,7 +250,19 @@ TENSORS: dict[str, Bad] = {
     "nan": bad(ZLAB, tensor("fc.weight", holding(NAN)), "fc.weight", "a NaN"),
     "nan-bf16": bad(ZLAB, tensor("norm.weight", holding(NAN, "BF16")), "a NaN"),
     "infinity": bad(ZLAB, tensor("norm.weight", holding(-INF)), "norm.weight"),
-    "nan-in-mxfp4": bad("deepseek4", spoilt("mtp.0.ffn.experts.1.w2.scale", STAGES[0], 255), "NaN"),
+    "nan-in-mxfp4": bad(V4, spoilt("mtp.0.ffn.experts.1.w2.scale", STAGES[0], 255), "NaN"),
+    "nan-in-fp8": bad(
+        V4, spoilt("mtp.0.attn.wq_a.weight", STAGES[0], 0x7F), "mtp.0.attn.wq_a.weight", "NaN"
+    ),
+    "infinite-product-in-nvfp4": bad(
+        NEMOTRON, tensor("fc.weight_scale_2", holding(9e36)), "fc.weight", "infinity"
+    ),
+    "no-scale-in-nvfp4": bad(
+        NEMOTRON, tensor("fc.weight_scale_2", holding(0.0)), "fc.weight_scale_2", "above 0"
+    ),
+    "scales-of-nvfp4": bad(
+        NEMOTRON, tensor("fc.weight_scale", shaped(3, 3)), "F8_E4M3 [3, 3]", "[64, 12]"
+    ),
     "markov-shape": unfit(
         DEEP,
         tensor("markov_head.markov_w1.weight", shaped(VOCABULARY, 16)),
@@ -236,7 +270,7 @@ TENSORS: dict[str, Bad] = {
         "[320, 32]",
     ),
     "markov-scalar": bad(
-        "deepseek4",
+        V4,
         header(
             lambda fields: fields["mtp.1.markov_head.markov_w1.weight"].update(shape=[]), STAGES[1]
         ),
@@ -287,7 +321,7 @@ TENSORS: dict[str, Bad] = {
         "deepseek4", settings(n_routed_experts=2**31 - 1), "4 experts", "2147483647"
     ),
     "stages-lie": bad(
-        "deepseek4",
+        V4,
         together(
             instead(INDEX, lambda _: None),
             renamed("mtp.1.norm.weight", "mtp.999999999.norm.weight", STAGES[1]),
@@ -308,6 +342,9 @@ D2T: dict[str, Bad] = {
     "floats": bad(SPEC, entry("d2t", dtype="F64"), "F64"),
     "bf16": bad(SPEC, entry("d2t", dtype="BF16", shape=[640]), "BF16"),
     "t2d-disagrees": unfit(SPEC, tensor("t2d", shaped(VOCABULARY)), "t2d marks 0", "160"),
+    "t2d-of-nothing-at-the-end-of-a-page": unfit(
+        SPEC, together(tensor("t2d", shaped(0)), fill_page), "t2d marks 0 of 0", "160 of 320"
+    ),
     "t2d-length": unfit(SPEC, tensor("t2d", shaped(300)), "300", "320"),
     "more-than-target": unfit(SPEC, settings(draft_vocab_size=400), "400", "320"),
 }
@@ -382,10 +419,14 @@ SETTINGS: dict[str, Bad] = {
         "each of 2 layers",
     ),
     "window-beyond": bad(
-        "nemotron-nvfp4",
+        NEMOTRON,
         settings(sliding_window=2**40, dflash_config__swa_window_size=2**40),
         str(2**40),
     ),
+    "window-of-no-length": bad(
+        "dflash2", settings(sliding_window=None), "sliding window", "--set sliding_window="
+    ),
+    "experts-weights": bad(V4, settings(norm_topk_prob=GONE), "no norm_topk_prob"),
     "window-text": bad(
         "nemotron-nvfp4", settings(dflash_config__swa_window_size="8"), "swa_window_size is '8'"
     ),
@@ -412,6 +453,9 @@ SETTINGS: dict[str, Bad] = {
     "rope-kind": bad(DEEP, settings(rope_parameters__rope_type="longrope"), "'longrope'", "yarn"),
     "rope-kind-list": bad(DEEP, settings(rope_parameters__rope_type=[1]), "[1]"),
     "rope-list": bad(DEEP, settings(rope_parameters=[1]), "rope_parameters is [1]"),
+    "yarn-without-its-name": bad(
+        "specforge", settings(rope_parameters__rope_type=GONE), "factor 32", "no rope_type"
+    ),
     "yarn-without-numbers": bad(DEEP, settings(rope_parameters__rope_type="yarn"), "no factor"),
     "yarn-without-ramp": bad(
         "specforge",
@@ -442,8 +486,8 @@ SETTINGS: dict[str, Bad] = {
         "dflash2", settings(dflash_config__conv_group_size=48), "48", "width 64"
     ),
     "lattice-beyond-width": bad("dflash2", settings(dflash_config__selector_top_k=8), "72", "64"),
-    "rotated-beyond-head": bad("deepseek4", settings(qk_rope_head_dim=64), "64", "32"),
-    "gate": bad("deepseek4", settings(scoring_func="tanh"), "'tanh'", "sqrtsoftplus"),
+    "rotated-beyond-head": bad(V4, settings(qk_rope_head_dim=64), "64", "32"),
+    "gate": bad(V4, settings(scoring_func="tanh"), "'tanh'", "sqrtsoftplus"),
     "no-stages": bad(
         DEEP, settings(dspark_block_size=5, dspark_noise_token_id=1), "no mtp.* tensors"
     ),
@@ -481,6 +525,9 @@ FIT: dict[str, Bad] = {
     ),
     "target-config-pipe": bad(
         ZLAB, instead("config.json", os.mkfifo, target=True), "not a regular file"
+    ),
+    "target-tokenizer-pipe": bad(
+        ZLAB, instead("tokenizer.json", os.mkfifo, target=True), "tokenizer"
     ),
     "target-without-width": bad(ZLAB, target_settings(hidden_size=GONE), "hidden_size"),
     "target-of-huge-vocabulary": bad(ZLAB, target_settings(vocab_size=2**31 - 1), "2147483647"),

@@ -3,18 +3,22 @@
 import errno
 import os
 import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 import pytest
 
 from llamaspec.convert import Job, convert
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError, OptionError
 from tests import mutate
 from tests.checkpoints import PACKAGINGS, Pair
-from tests.checkpoints.shapes import TARGET_LAYERS
+from tests.checkpoints.shapes import TARGET_LAYERS, WIDTH
+from tests.checkpoints.tokenizer import VOCABULARY
+from tests.checkpoints.writing import Weights, write_safetensors
 from tests.converted import reconfigure
 from tests.damage import (
     GONE,
@@ -33,6 +37,9 @@ from tests.damage import (
 
 ZLAB, DEEP = "zlab", "deepspec"
 NAN = float("nan")
+NOBODY = 65534
+SIGNALLING = np.uint32(0x7FA00000)
+"""A NaN that NumPy warns of when it casts it."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +48,40 @@ def bounded() -> Iterator[None]:
         yield
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-@pytest.mark.parametrize("name", ["config.json", SHARD])
-def test_unreadable_files_are_refused(name: str, tmp_path: Path) -> None:
-    pair = place(ZLAB, tmp_path)
-    (pair.draft / name).chmod(0)
-    assert "Permission denied" in refused(job(pair, tmp_path), ModelLoadError)
+@pytest.fixture
+def guarded_folder() -> Iterator[Path]:
+    """A folder, and for this test a user whom permissions stop, which they do not stop root."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    "name", ["draft", "draft/config.json", "draft/model.safetensors", "target"]
+)
+def test_what_may_not_be_read(name: str, guarded_folder: Path) -> None:
+    pair = place(ZLAB, guarded_folder)
+    mode = (guarded_folder / name).stat().st_mode
+    (guarded_folder / name).chmod(0)
+    try:
+        line = refused(job(pair, guarded_folder), ModelLoadError)
+    finally:
+        (guarded_folder / name).chmod(mode)
+    assert str(guarded_folder / name) in line
+    assert "Permission denied" in line
+
+
+def test_a_folder_that_may_not_be_written_to(guarded_folder: Path) -> None:
+    pair, locked = place(ZLAB, guarded_folder), guarded_folder / "locked"
+    locked.mkdir(0o555)
+    line = refused(Job(pair.draft, pair.target, locked / "out.gguf"), OptionError)
+    assert "cannot be written (Permission denied)" in line
 
 
 # what has no default, under the names that exporters give it
@@ -136,6 +171,15 @@ def test_an_override_is_checked_as_the_file_is(value: object, tmp_path: Path) ->
     pair = place(ZLAB, tmp_path)
     line = refused(job(pair, tmp_path, overrides={"num_hidden_layers": value}), ModelLoadError)
     assert "num_hidden_layers is" in line
+
+
+def test_a_nan_in_the_targets_tables_is_a_difference(tmp_path: Path) -> None:
+    pair, tables = place(DEEP, tmp_path), Weights("tables")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tables.exact(name, "F32", np.full((VOCABULARY, WIDTH), SIGNALLING).view(np.float32))
+    write_safetensors(pair.target / SHARD, tables.stored)
+    report = convert(job(pair, tmp_path))
+    assert {"token_embd.weight", "output.weight"} <= report.plan.tensors.keys()
 
 
 def test_unexpected_tensors_are_dropped_on_wish(tmp_path: Path) -> None:

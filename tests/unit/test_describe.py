@@ -9,8 +9,7 @@ import pytest
 
 from llamaspec.errors import IncompatibleDraftError, ModelLoadError
 from llamaspec.runtime.describe import (
-    FINAL_INPUT_ARCHITECTURES,
-    LAYER_INPUT_ARCHITECTURES,
+    NO_LAYER_INPUT_ARCHITECTURES,
     RECURRENT_ARCHITECTURES,
     check_pair,
     check_target,
@@ -19,8 +18,17 @@ from llamaspec.runtime.describe import (
     pair_notes,
     pair_problems,
 )
-from llamaspec.runtime.description import OTHER_ARCHITECTURES
-from tests.miniature import RANK, VOCABULARY, WIDTH, ramp, write_draft, write_gguf, write_target
+from llamaspec.runtime.description import OTHER_ARCHITECTURES, Selector
+from tests.miniature import (
+    BLOCK,
+    RANK,
+    VOCABULARY,
+    WIDTH,
+    ramp,
+    write_draft,
+    write_gguf,
+    write_target,
+)
 
 
 def test_the_trained_target(ggufs: Path) -> None:
@@ -108,12 +116,25 @@ def test_kinds_that_are_mixed_up(tmp_path: Path) -> None:
         check_pair(draft, draft)
 
 
-SELECTOR = {"selector_hidden.weight": ramp(RANK, WIDTH)}
+GATE, JOINT = ramp(RANK, WIDTH + RANK), ramp(3 * RANK, WIDTH + 2 * RANK)
+SELECTOR = {
+    "dflash.selector_top_k": 4,
+    "dflash.selector_rank": RANK,
+    "dflash.conv_kernel_size": 2,
+    "dflash.conv_group_size": 16,
+    "t:selector_predecessor.weight": ramp(VOCABULARY, RANK),
+    "t:selector_successor.weight": ramp(VOCABULARY, RANK),
+    "t:selector_hidden.weight": ramp(RANK, WIDTH),
+    "t:blk.0.attn_conv_base": ramp(2, 2, WIDTH),
+    "t:blk.0.attn_conv_proj.weight": ramp(8, WIDTH),
+    "t:blk.0.ffn_conv_base": ramp(2, 2, WIDTH),
+    "t:blk.0.ffn_conv_proj.weight": ramp(8, WIDTH),
+}
 MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"qwen3.embedding_length": 48}, {}, ["width 64", "96 (2 layers x 48)"]),
     ({}, {"dflash.embedding_length": 16}, ["16 wide", "32"]),
-    ({"qwen3.block_count": 3}, {}, ["layers [3]", "layers 0 to 2"]),
-    ({"qwen3.nextn_predict_layers": 1}, {}, ["layers [3]", "layers 0 to 2"]),
+    ({"qwen3.block_count": 2}, {}, ["layers [3]", "layers 0 to 1", "2 is what leaves the last"]),
+    ({"qwen3.nextn_predict_layers": 2}, {}, ["layers [3]", "layers 0 to 1"]),
     ({}, {"dflash.target_layers": [-1, 1]}, ["layers [-1]", "layers 0 to 3"]),
     ({}, {"dflash.target_layers": None}, ["dflash.target_layers"]),
     ({"tokenizer.ggml.tokens": [str(i) for i in range(65)]}, {}, ["64 tokens", "has 65"]),
@@ -129,7 +150,24 @@ MISFITS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {"t:conf_proj.weight": ramp(1, 33)}, ["conf_proj", "(1, 33)", "(1, 40)"]),
     ({}, {"t:markov_w1.weight": None, "t:markov_w2.weight": None}, ["conf_proj", "no Markov"]),
     ({}, {"t:fc.weight": None}, ["width 0", "64"]),
-    ({}, {f"t:{name}": tensor for name, tensor in SELECTOR.items()}, ["DFlash2 selector"]),
+    ({}, {"t:markov_gate.weight": GATE[:, :-1]}, ["markov_gate.weight", "(8, 39)", "(8, 40)"]),
+    ({}, {"t:markov_gate.bias": GATE[:, 0]}, ["markov_gate.weight", "()", "(8, 40)"]),
+    ({}, {"t:markov_joint.weight": JOINT.T}, ["markov_joint.weight", "(48, 24)", "(24, 48)"]),
+    (
+        {},
+        {"t:markov_joint.weight": JOINT, "t:markov_joint.bias": ramp(23)},
+        ["markov_joint.bias", "(23,)", "(24,)"],
+    ),
+    ({}, {"t:markov_gate.weight": GATE, "t:markov_joint.weight": JOINT}, ["gated", "markov_joint"]),
+    ({}, SELECTOR | {"dflash.selector_top_k": None}, ["0 candidates"]),
+    ({}, SELECTOR | {"dflash.conv_group_size": 0}, ["groups of 0"]),
+    ({}, SELECTOR | {"dflash.conv_group_size": 5}, ["groups of 5", "32"]),
+    ({}, SELECTOR | {"dflash.selector_top_k": 6}, ["6 candidates", "42 elements", "32 wide"]),
+    ({}, SELECTOR | {"dflash.selector_rank": 9}, ["selector_hidden", "(8, 32)", "(9, 32)"]),
+    ({}, SELECTOR | {"t:selector_successor.weight": None}, ["selector_successor", "(64, 8)"]),
+    ({}, SELECTOR | {"t:blk.0.ffn_conv_base": None}, ["blk.0.ffn_conv_base", "(2, 2, 32)"]),
+    ({}, SELECTOR, ["a selector and also", "markov_w1.weight", "of another head"]),
+    ({}, {"dflash.selector_top_k": 4}, ["selector of 4 candidates and rank 0"]),
 ]
 
 
@@ -168,30 +206,55 @@ def test_a_reduced_vocabulary(tmp_path: Path) -> None:
     assert "(16, 8)" in problem
 
 
-@pytest.mark.parametrize(("kind", "tensor"), [("gated", "markov_gate"), ("rnn", "markov_joint")])
-def test_heads_that_nothing_runs_yet(tmp_path: Path, kind: str, tensor: str) -> None:
-    target = describe(write_target(tmp_path / "target.gguf"))
-    extra = {f"{tensor}.weight": ramp(RANK, WIDTH + RANK)}
-    draft = describe(write_draft(tmp_path / "draft.gguf", {}, extra))
-    assert draft.draft is not None
-    assert draft.draft.head == kind
-    with pytest.raises(IncompatibleDraftError, match=f"{kind} Markov head: not supported yet"):
-        check_pair(target, draft)
+@pytest.mark.parametrize(
+    ("kind", "tensor", "weight"), [("gated", "markov_gate", GATE), ("rnn", "markov_joint", JOINT)]
+)
+def test_other_markov_heads(
+    tmp_path: Path, kind: str, tensor: str, weight: np.ndarray[Any, np.dtype[np.float32]]
+) -> None:
+    target, path = write_target(tmp_path / "target.gguf"), tmp_path / "draft.gguf"
+    parts = {f"{tensor}.weight": weight, f"{tensor}.bias": ramp(len(weight))}
+    assert fits(target, write_draft(path, {"dflash.markov_head_type": kind}, parts)) == []
+    found = describe(write_draft(path, {}, {f"{tensor}.weight": weight})).draft
+    assert found is not None
+    assert (found.head, found.markov_rank, found.method) == (kind, RANK, "DSpark")
+    assert fits(target, path) == []
     path = write_draft(tmp_path / "odd.gguf", {"dflash.markov_head_type": kind})
     with pytest.raises(ModelLoadError, match=f"'{kind}'.*vanilla"):
         describe(path)
 
 
+def test_a_selector(tmp_path: Path) -> None:
+    tensors = {key[2:]: value for key, value in SELECTOR.items() if key.startswith("t:")}
+    metadata = {key: value for key, value in SELECTOR.items() if not key.startswith("t:")}
+    bare = dict.fromkeys(("markov_w1.weight", "markov_w2.weight", "conf_proj.weight"))
+    path = write_draft(tmp_path / "draft.gguf", metadata, tensors | bare)
+    assert fits(write_target(tmp_path / "target.gguf"), path) == []
+    found = describe(path).draft
+    assert found is not None
+    assert found.selector == Selector(top_k=4, rank=RANK, kernel=2, group=16)
+    assert (found.method, found.first_row, found.proposals) == ("DFlash2", 1, BLOCK - 1)
+
+
+@pytest.mark.parametrize("name", ["conf_proj.bias", "output_norm.weight", "blk.0.attn_conv_base"])
+def test_what_is_added_to_rows_must_be_f32(tmp_path: Path, name: str) -> None:
+    path = write_draft(tmp_path / "draft.gguf", {}, {name: np.ones(WIDTH, np.float16)})
+    with pytest.raises(ModelLoadError, match=rf"{name} has type F16, .* takes F32"):
+        describe(path)
+
+
 def test_architectures_that_a_draft_cannot_use(tmp_path: Path) -> None:
     draft = write_draft(tmp_path / "draft.gguf")
-    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="gemma3"), draft)
-    assert "gemma3" in problem
-    assert "qwen3moe" in problem
-    assert "lfm2" not in problem
-    last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [1, 4]})
-    assert fits(write_target(tmp_path / "t.gguf", arch="mimo2"), last) == []
-    (problem,) = fits(write_target(tmp_path / "t.gguf", arch="llama"), last)
-    assert "[4]" in problem
+    for arch in ("gemma3n", "hy_v4"):
+        (problem,) = fits(write_target(tmp_path / "t.gguf", arch=arch), draft)
+        assert f"{arch} has no layer inputs" in problem
+    last = write_draft(tmp_path / "last.gguf", {"dflash.target_layers": [0, 4]})
+    beyond = write_draft(tmp_path / "beyond.gguf", {"dflash.target_layers": [1, 5]})
+    for arch in ("gemma3", "mimo2", "llama", "not-yet-known"):
+        target = write_target(tmp_path / "t.gguf", arch=arch)
+        assert fits(target, last) == []
+        (problem,) = fits(target, beyond)
+        assert "[5]" in problem
 
 
 @pytest.mark.parametrize("arch", sorted(RECURRENT_ARCHITECTURES))
@@ -200,7 +263,7 @@ def test_recurrent_state_is_a_reason(tmp_path: Path, arch: str) -> None:
     draft = describe(write_draft(tmp_path / "draft.gguf"))
     problems = pair_problems(target, draft)
     assert [f"{arch} keeps recurrent state" in problem for problem in problems][-1]
-    assert len(problems) == 1 + (arch not in LAYER_INPUT_ARCHITECTURES)
+    assert len(problems) == 1 + (arch in NO_LAYER_INPUT_ARCHITECTURES)
     with pytest.raises(IncompatibleDraftError, match=re.escape(problems[0])):
         check_pair(target, draft)
     check_target(target)
@@ -327,10 +390,16 @@ def architectures(tree: Path, classes: set[str]) -> set[str]:
 
 def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     models = llama_cpp_tree / "src" / "models"
-    publishing = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp["))
-    assert publishing - {"qwen4exp", "llama-embed"} == LAYER_INPUT_ARCHITECTURES
-    final = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
-    assert final == FINAL_INPUT_ARCHITECTURES
+    # streams of hyper-connections, and of gemma3n, that the graph does not merge for drafts
+    streams = {"gemma3n"} | architectures(llama_cpp_tree, publishing_classes(models, '"hc_init"'))
+    streams |= architectures(llama_cpp_tree, publishing_classes(models, "res_hc"))
+    merged = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
+    named = publishing_classes(models, '"l_out"', inherited=True)
+    named |= publishing_classes(models, "t_layer_inp[il]", inherited=True)
+    case = r"case LLM_ARCH_\w+:\s+return new llama_model_(\w+)\("
+    every = set(re.findall(case, (llama_cpp_tree / "src" / "llama-model.cpp").read_text()))
+    nameless = architectures(llama_cpp_tree, every - named) - OTHER_ARCHITECTURES
+    assert (streams - merged - {"dflash"}) | nameless == NO_LAYER_INPUT_ARCHITECTURES
     recurrent = listed(llama_cpp_tree, "arch", "bool llm_arch_is_recurrent(", "return true")
     hybrid = listed(llama_cpp_tree, "arch", "bool llm_arch_is_hybrid(", "return true")
     assert recurrent | hybrid == RECURRENT_ARCHITECTURES

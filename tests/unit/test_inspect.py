@@ -94,12 +94,12 @@ def test_every_reason_why_not(target: Path, tmp_path: Path) -> None:
     assert "not standalone" in run(misfit, misfit, code=1)
 
 
-def test_a_head_that_nothing_runs_yet(target: Path, tmp_path: Path) -> None:
-    extra = {"markov_gate.weight": ramp(RANK, WIDTH + RANK)}
-    gated = write_draft(tmp_path / "gated.gguf", {}, extra)
-    shown = run(target, gated, code=1)
-    assert "gated Markov head: not supported yet" in shown
-    assert "python" not in shown
+def test_other_heads(target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gated.gguf"
+    shown = run(target, write_draft(path, {}, {"markov_gate.weight": ramp(RANK, WIDTH + RANK)}))
+    assert rows(shown)["Markov head"] == f"gated, rank {RANK}"
+    shown = run(target, write_draft(path, {}, {"markov_gate.weight": ramp(RANK, RANK)}), code=1)
+    assert "markov_gate.weight has shape (8, 8), its gated head for 64 tokens" in shown
 
 
 def test_a_recurrent_target(draft: Path, tmp_path: Path) -> None:

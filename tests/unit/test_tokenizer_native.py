@@ -26,7 +26,7 @@ def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         changes[key] = As(value, GGUFValueType.UINT32) if whole else value
     path = rewrite(demo.target_path(), folder / "target.gguf", changes)
-    model = Model.load(path, n_gpu_layers=0)
+    model = Model.load(path)
     try:
         return [model.vocab.tokenize(text, add_special=False).tolist() for text in texts]
     finally:

@@ -17,10 +17,13 @@ enum llama_ftype {
     LLAMA_FTYPE_MOSTLY_Q6_K, LLAMA_FTYPE_MOSTLY_IQ3_S, LLAMA_FTYPE_MOSTLY_IQ3_M, LLAMA_FTYPE_MOSTLY_IQ4_NL,
     LLAMA_FTYPE_MOSTLY_IQ4_XS, ...
 };
+enum llama_split_mode { LLAMA_SPLIT_MODE_NONE, LLAMA_SPLIT_MODE_LAYER, LLAMA_SPLIT_MODE_ROW, LLAMA_SPLIT_MODE_TENSOR, ... };
 enum llama_flash_attn_type { LLAMA_FLASH_ATTN_TYPE_AUTO, LLAMA_FLASH_ATTN_TYPE_DISABLED, LLAMA_FLASH_ATTN_TYPE_ENABLED, ... };
 
 struct llama_model_params {
+    ggml_backend_dev_t * devices;
     int32_t n_gpu_layers;
+    enum llama_split_mode split_mode;
     ...;
 };
 

@@ -1,0 +1,106 @@
+"""Where target and draft are to compute; what llama.cpp cannot do of it is said before loading."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llamaspec.errors import IncompatibleDraftError, OptionError
+from llamaspec.options import SplitMode
+from llamaspec.runtime.backend import Device
+
+CPU = "cpu"
+_REMOTE = "RPC"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a model computes.
+
+    Attributes:
+        n_gpu_layers: layers off the CPU, negative for all.
+        devices: names of the devices that may be used, () for all there are.
+        split_mode: how a model is divided among several.
+    """
+
+    n_gpu_layers: int = -1
+    devices: tuple[str, ...] = ()
+    split_mode: SplitMode = "layer"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Nothing is to leave the CPU."""
+        return self.n_gpu_layers == 0
+
+
+def place(
+    names: str | None, n_gpu_layers: int, split_mode: SplitMode, there: Sequence[Device]
+) -> Placement:
+    """A placement by the names that a user gives, separated by commas; "cpu" stands alone.
+
+    Raises:
+        OptionError: there is no such device, or the CPU is to share a model with others.
+    """
+    if names is None:
+        return Placement(n_gpu_layers, (), split_mode)
+    wanted = [name.strip() for name in names.split(",")]
+    if CPU in (name.lower() for name in wanted):
+        if len(wanted) > 1:
+            raise OptionError(
+                f"device {names!r}: layers beyond -ngl are on the CPU anyway; name it alone or not "
+                "at all"
+            )
+        return Placement(0, (), split_mode)
+    known = {device.name for device in there if device.kind != "cpu"}
+    for name in wanted:
+        if name not in known:
+            listed = ", ".join([*sorted(known), CPU])
+            raise OptionError(f"there is no device {name!r}; there are {listed}")
+    if len(set(wanted)) < len(wanted):
+        raise OptionError(f"device {names!r} names one device twice")
+    return Placement(n_gpu_layers, tuple(wanted), split_mode)
+
+
+def check_placement(
+    target: Placement, draft: Placement, own_tables: bool, there: Sequence[Device]
+) -> None:
+    """Refuse what ends the process in llama.cpp, or corrupts drafts.
+
+    Args:
+        target, draft: where they are to be.
+        own_tables: the draft has an embedding and a head of its own.
+        there: the devices of this machine.
+
+    Raises:
+        IncompatibleDraftError: with the way out.
+    """
+    used, drafting = (_used(placement, there) for placement in (target, draft))
+    remote = sorted(name for name in used | drafting if name.startswith(_REMOTE))
+    if remote:
+        raise IncompatibleDraftError(
+            f"{remote[0]} is a remote device, on which llama.cpp does not run block drafts; name "
+            "local devices (--device), or decode without the draft"
+        )
+    if target.split_mode in ("row", "tensor") and len(used) > 1 and not own_tables:
+        raise IncompatibleDraftError(
+            f"the target's head is split among {len(used)} devices (split mode "
+            f"{target.split_mode}), and the draft would read it there, which llama.cpp cannot; use "
+            "split mode layer, or convert the draft with --standalone and give it a device of its "
+            "own"
+        )
+    if target.split_mode == "tensor" and used & drafting and len(used) > 1:
+        raise IncompatibleDraftError(
+            f"the target is split by tensors over {', '.join(sorted(used))}, and the draft is to "
+            "use one of them, which llama.cpp cannot; give the draft another (--device-draft)"
+        )
+    apart = used and drafting and not drafting <= used
+    if apart and not own_tables:
+        raise IncompatibleDraftError(
+            f"the draft is to compute on {', '.join(sorted(drafting))} and reads embedding and "
+            f"head of the target, which is on {', '.join(sorted(used))}; place it there or on the "
+            "CPU (-ngld 0), or convert it with --standalone"
+        )
+
+
+def _used(placement: Placement, there: Sequence[Device]) -> set[str]:
+    if placement.on_cpu:
+        return set()
+    return set(placement.devices) or {device.name for device in there if device.is_gpu}
