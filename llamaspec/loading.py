@@ -128,6 +128,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
 
 def _make_exact(pair: Pair) -> None:
     pair.context.compute_rows_alike()
+    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(

@@ -20,8 +20,12 @@ class Engine:
 
     Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions
     and the drafter knows the features of exactly those. `doubt`: which choices of a pass over
-    several rows are settled by single rows (exact mode, of one slot).
+    several rows are settled by single rows (exact mode, of one slot). `prompt_end_twice`: decode
+    the end of a prompt without features first, for its token: where the last layer's output is a
+    feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
     """
+
+    prompt_end_twice = False
 
     def __init__(
         self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
@@ -140,18 +144,32 @@ class Engine:
             output = LAST_OUTPUT if last else NO_OUTPUT
             batch.clear()
             batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-            if last and request.draw is None:
-                first = self._target.decode_choose(batch, 1)[0]
+            if last:
+                first = self._first(sequence, start, again=drafting and self.prompt_end_twice)
             else:
                 self._target.decode(batch)
             if drafting:
                 count = len(part)
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
-        if request.draw is not None:
-            first = request.draw(batch.size - 1)
         sequence.commit([first])
         sequence.clean = len(prompt)
+
+    def _first(self, sequence: Sequence, start: int, *, again: bool) -> int:
+        """Decode the end of a prompt, in the batch; return the first token."""
+        batch, draw = self._batch, sequence.request.draw
+        if again:
+            self._target.publish(False)
+        if draw is None:
+            first = self._target.decode_choose(batch, 1)[0]
+        else:
+            self._target.decode(batch)
+            first = draw(batch.size - 1)
+        if again:
+            self._target.truncate(sequence.slot, start)
+            self._publish()
+            self._target.decode(batch)
+        return first
 
     @property
     def _learns(self) -> bool:

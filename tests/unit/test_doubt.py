@@ -18,7 +18,7 @@ from llamaspec.runtime.arrays import FloatArray, IntArray
 from llamaspec.runtime.batch import Batch
 from llamaspec.text.detokenize import Pieces
 from llamaspec.verify.accept import Verification, certain_part
-from tests.unit.fakes import FakeDrafter, FakeTarget
+from tests.unit.fakes import N_BATCH, FakeDrafter, FakeTarget
 
 pytestmark = pytest.mark.native
 
@@ -185,3 +185,29 @@ def test_exact_is_for_one_sequence() -> None:
         LoadOptions(exact=True, sequences=2)
     with pytest.raises(OptionError, match="exact is 1"):
         LoadOptions(exact=1)  # type: ignore[arg-type]
+
+
+@dataclass
+class LastLayerTarget(FakeTarget):
+    """A prompt's last row comes out otherwise while features are published."""
+
+    def decode(self, batch: Batch) -> None:
+        super().decode(batch)
+        if self.published and batch.size > 1 and not batch.rows()[0].output:
+            self._out = [WRONG for _ in self._out]
+
+
+@pytest.mark.parametrize("prompt", [3, 8, 11, 16, 17])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_prompts_token_can_be_taken_before_its_features(prompt: int, drawn: bool) -> None:
+    for twice in (False, True):
+        target, drafter = LastLayerTarget(truth), FakeDrafter(truth)
+        loop = Engine(cast(Any, target), cast(Any, drafter))
+        loop.prompt_end_twice = twice
+        ending = Ending(pieces=Pieces(lambda t: b"x"), ends=frozenset(), limit=LIMIT)
+        draw = (lambda row, t=target: t._out[-1]) if drawn else None
+        request = Request(np.arange(prompt, dtype=np.int32), LIMIT, 4, ending, draw)
+        sequence = loop.admit(request)
+        # a last part of one row is computed alone either way
+        assert (sequence.tokens[0] == truth(prompt - 1)) == (twice or prompt % N_BATCH == 1)
+        assert drafter.known[0] == len(target.cache[0]) == prompt
