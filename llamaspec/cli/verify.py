@@ -2,8 +2,9 @@
 
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,8 +80,7 @@ def verify(
                 if show:
                     clear_line()
         if as_json:
-            report = {**asdict(found), "passed": found.passed}
-            typer.echo(json.dumps(report, ensure_ascii=False))
+            typer.echo(json.dumps(_as_json(found), ensure_ascii=False))
         else:
             for line in _lines(found):
                 typer.echo(line)
@@ -122,6 +122,14 @@ def _asked(session: "Session", text: str) -> "Prompt":
 
 def _progress(done: int, total: int) -> None:
     show_line(f"{done} of {total} prompts")
+
+
+def _as_json(found: "Check") -> dict[str, Any]:
+    report = {**asdict(found), "passed": found.passed}
+    # JSON has no word for what a damaged model gives
+    for item in (report, *report["divergences"]):
+        item.update({k: None for k, v in item.items() if isinstance(v, float) and not isfinite(v)})
+    return report
 
 
 def _lines(found: "Check") -> list[str]:
