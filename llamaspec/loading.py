@@ -5,11 +5,16 @@ said in one line.
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final, Literal
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
+from llamaspec.draft.drafter import Drafter
 from llamaspec.draft.heads import DraftHead, load_head
+from llamaspec.draft.lookup import LookupDrafter
+from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.loop import Engine
 from llamaspec.errors import IncompatibleDraftError, OptionError
+from llamaspec.ffi import build_info
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
@@ -22,8 +27,14 @@ from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.runtime.placement import Placement, check_placement, place
+from llamaspec.verify import known, probe
+from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
+
+LOOKUP: Final = "lookup"
+"""In place of a draft's file: no model, the text itself is searched."""
+DraftSource = Path | Literal["lookup"] | None
 
 # llama.cpp's bookkeeping of one position of a KV cache
 _CELL_BYTES = 48
@@ -34,17 +45,24 @@ _PADDING = 256
 
 @dataclass
 class Pair:
-    """A loaded target, with its draft where there is one."""
+    """A loaded target, with its draft where there is one. `exactness` is None until measured."""
 
     target_file: FileDescription
     draft_file: FileDescription | None
     model: Model
     draft_model: Model | None
     context: TargetContext
-    drafter: BlockDrafter | None
+    drafter: Drafter | None
     engine: Engine
     n_ctx: int
     options: LoadOptions
+    exactness: Exactness | None = None
+
+    def measure_exactness(self) -> Exactness:
+        """Probe passes of every width in use against single rows; remembered, also on disk."""
+        if self.exactness is None:
+            self.exactness = _exactness(self)
+        return self.exactness
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
@@ -53,9 +71,9 @@ class Pair:
         self.model.close()
 
 
-def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
+def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything
-    native is risked.
+    native is risked, and OptionError where `exact` is wanted of what cannot be.
     """
     if options.threads > options.n_threads:
         logger.warning(
@@ -69,7 +87,7 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     target_file = describe(target)
     check_target(target_file)
     draft_file = None
-    if draft is not None:
+    if isinstance(draft, Path):
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
     place_target, place_draft = _placements(options, draft_file)
@@ -78,21 +96,75 @@ def load_pair(target: Path, draft: Path | None, options: LoadOptions) -> Pair:
     try:
         if draft is not None:
             _check_roll_back(model)
+        if isinstance(draft, Path):
             draft_model = Model.load(draft, place_draft)
         n_ctx = _context_length(model, options)
         layout = _layout(draft_file, options) if draft_file else None
-        context = _target_context(model, n_ctx, layout, options)
-        drafter = None
+        proposals = layout.proposals if layout else LookupDrafter().proposals if draft else 0
+        context = _target_context(model, n_ctx, proposals, options)
+        drafter: Drafter | None = LookupDrafter() if draft == LOOKUP else None
         if draft_model is not None and draft_file is not None and layout is not None:
             drafter = _drafter(draft_model, draft_file, context, layout, options)
-        engine = Engine(context, drafter)
+        pair = Pair(
+            target_file,
+            draft_file,
+            model,
+            draft_model,
+            context,
+            drafter,
+            Engine(context, drafter),
+            n_ctx,
+            options,
+        )
+        if options.exact and drafter is not None:
+            _make_exact(pair)
     except BaseException:
         if draft_model is not None:
             draft_model.close()
         model.close()
         raise
-    return Pair(
-        target_file, draft_file, model, draft_model, context, drafter, engine, n_ctx, options
+    return pair
+
+
+def _make_exact(pair: Pair) -> None:
+    pair.context.compute_rows_alike()
+    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    found = pair.measure_exactness()
+    if 1 in found.unequal:
+        raise OptionError(
+            f"{pair.model.path.name}: a single row is computed differently when a draft reads its "
+            "features, so exact decoding needs it loaded without the draft"
+        )
+    if not found.bitwise:
+        logger.info("exact: %s; near ties are decided by single rows", found)
+        pair.engine.doubt = Doubt(found.bound)
+
+
+def _exactness(pair: Pair) -> Exactness:
+    options, context = pair.options, pair.context
+    widest = (pair.drafter.proposals if pair.drafter else LookupDrafter().proposals) + 1
+    widths = {*range(2, widest + 1)}
+    if options.sequences > 1:
+        widths |= {options.sequences, options.sequences * widest}
+    settings = {
+        "build": build_info()[1],
+        "devices": ", ".join(f"{d.name} {d.description}" for d in backend.devices()),
+        "GPU layers": options.n_gpu_layers,
+        "device": options.device or "all",
+        "split mode": options.split_mode,
+        "threads": options.n_threads,
+        "flash attention": options.flash_attention,
+        "KV cache": options.cache_type,
+        "rows computed alike": "yes" if context.rows_alike else "no",
+        "taps": ", ".join(map(str, context.taps)) or "none",
+        "widths": ", ".join(map(str, sorted(widths))),
+    }
+    spoken = [(name, str(value)) for name, value in settings.items()]
+    file = pair.target_file
+    return known.known_or(
+        known.file_identity(file.path, file.size_bytes),
+        spoken,
+        lambda: probe.measure(context, widths, spoken),
     )
 
 
@@ -171,9 +243,9 @@ def _described(draft: FileDescription) -> DraftDescription:
 
 
 def _target_context(
-    model: Model, n_ctx: int, layout: BlockLayout | None, options: LoadOptions
+    model: Model, n_ctx: int, proposals: int, options: LoadOptions
 ) -> TargetContext:
-    rows = (layout.proposals if layout else 0) + 1
+    rows = proposals + 1
     shape = ContextShape(
         n_ctx=_padded(options.sequences * n_ctx),
         n_batch=max(options.batch, options.sequences * rows),

@@ -69,6 +69,7 @@ class LoadOptions:
     once.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
+    exact: what plain decoding gives, token for token, at whatever cost.
     """
 
     context: int = 0
@@ -83,6 +84,7 @@ class LoadOptions:
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
+    exact: bool = False
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -103,6 +105,13 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
+        if not isinstance(self.exact, bool):
+            raise OptionError(f"exact is {self.exact!r}; it must be True or False")
+        if self.exact and self.sequences > 1:
+            raise OptionError(
+                f"exact is for one sequence at a time and sequences is {self.sequences}: several "
+                "share a KV cache, whose order changes how sums round; choose one of them"
+            )
 
     @property
     def n_threads(self) -> int:

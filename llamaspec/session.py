@@ -16,9 +16,10 @@ import numpy as np
 from llamaspec import demo, hub
 from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
 from llamaspec.engine.ending import Ending
+from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
-from llamaspec.loading import Pair, load_pair
+from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
 from llamaspec.options import (
     DEFAULT_MAX_TOKENS,
     CacheType,
@@ -33,6 +34,7 @@ from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler
 from llamaspec.text.chat import ChatTemplate
 from llamaspec.text.detokenize import Pieces
+from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
 
@@ -66,6 +68,20 @@ class Session:
     def draft_limit(self) -> int:
         """The most tokens that the draft proposes a round; 0 without a draft."""
         return self._pair.drafter.proposals if self._pair.drafter else 0
+
+    @property
+    def exact(self) -> bool:
+        """Loaded to give what plain decoding gives, token for token."""
+        return self._pair.options.exact
+
+    @property
+    def exactness(self) -> Exactness:
+        """Whether passes over several rows compute what single rows do, measured in this session's
+        settings. The first use takes about 200 passes, unless the result is in the user's cache.
+        """
+        with self._lock:
+            self._check_open()
+            return self._pair.measure_exactness()
 
     @property
     def has_chat_template(self) -> bool:
@@ -133,6 +149,15 @@ class Session:
             return self._encoded(rendered, templated=True)
         return self._checked_ids(prompt)
 
+    def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
+        """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
+        the token after `tokens`.
+        """
+        ids = self._fitting_prompt(prompt)
+        with self._lock:
+            self._check_open()
+            return plain_gap(self._pair.engine, self._pair.context, ids, tokens)
+
     def close(self) -> None:
         """Free both models. A second call does nothing; any later use raises ClosedError."""
         with self._lock:
@@ -158,6 +183,12 @@ class Session:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = _sampler(options)
+        drafts = self.draft_limit > 0 and options.draft_max != 0
+        if sampler is not None and drafts and self._pair.engine.doubt:
+            logger.warning(
+                "exact: a draw depends on every bit of its row, and here passes over several rows "
+                "are not bitwise those over one; with a temperature this decodes without the draft"
+            )
         request = self._request(ids, options, sampler)
         parts: list[str] = []
         try:
@@ -297,6 +328,7 @@ class Settings(TypedDict, total=False):
     device: str | None
     device_draft: str | None
     split_mode: SplitMode
+    exact: bool
 
 
 def load(
@@ -311,10 +343,12 @@ def load(
     Args:
         model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
             bundled pair.
-        draft: the target's DSpark or DFlash draft, likewise; None for plain decoding.
+        draft: the target's DSpark or DFlash draft, likewise; "lookup" to search prompt and output
+            instead, without a model; None for plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
-            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode.
+            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
+            exact.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
@@ -327,7 +361,9 @@ def load(
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
     target_path = _resolve("model", model)
-    draft_path = None if draft is None else _resolve("draft", draft)
+    draft_path: DraftSource = None
+    if draft is not None:
+        draft_path = LOOKUP if draft == LOOKUP else _resolve("draft", draft)
     return Session(load_pair(target_path, draft_path, chosen))
 
 

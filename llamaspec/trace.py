@@ -12,6 +12,8 @@ class Round:
     confidence: P(accepted | all before accepted) of each, where the draft has a confidence head.
     accepted: how many proposals became part of the text. committed: those plus the target's own
     token, less what an ending inside the block cut off.
+    replayed: rows of earlier passes that were decoded again, one by one, before this pass, so that
+    it decides a near tie as plain decoding does (exact mode).
     """
 
     start: int
@@ -20,6 +22,7 @@ class Round:
     confidence: tuple[float, ...] | None
     accepted: int
     committed: int
+    replayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Stats:
     prompt, not from a round.
     accept_rate: accepted / drafted. accept_by_position[i]: how often proposal i was accepted, of
     the rounds that verified one. other_s: what is left of the time after native drafting and
-    verifying.
+    verifying. replayed: rows that near ties had decoded a second time (exact mode).
     """
 
     prompt_tokens: int
@@ -62,6 +65,7 @@ class Stats:
     draft_s: float
     verify_s: float
     other_s: float
+    replayed: int = 0
 
 
 def by_position(rounds: Iterable[Round]) -> tuple[float, ...]:
@@ -100,4 +104,5 @@ def summarise(
         draft_s=times.draft_s,
         verify_s=times.verify_s,
         other_s=max(0.0, times.total_s - times.draft_s - times.verify_s),
+        replayed=sum(r.replayed for r in rounds),
     )

@@ -10,6 +10,7 @@ from llamaspec.cli.guard import accept_any_text
 from llamaspec.cli.inspect import inspect
 from llamaspec.cli.quantize import quantize
 from llamaspec.cli.run import run
+from llamaspec.cli.verify import verify
 
 app = typer.Typer(
     help="DSpark speculative decoding for GGUF models, on llama.cpp.",
@@ -24,6 +25,7 @@ app.command()(inspect)
 app.command()(convert)
 app.command("convert-target")(convert_target)
 app.command()(quantize)
+app.command()(verify)
 app.command()(doctor)
 
 

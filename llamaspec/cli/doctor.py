@@ -16,18 +16,27 @@ _CHECK_TOKENS = 24
 
 
 def doctor(
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="A target: how exact is drafting for it?")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("-d", "--draft", help="Its draft; absent: as for lookup.")
+    ] = None,
+    threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log too.")
     ] = False,
 ) -> None:
-    """Say what this machine and build can do.
+    """Say what this machine and build can do; with -m, how exact drafting is for that model.
 
     Decodes a little to prove it.
     """
     show_log(verbose)
     with guarded():
         report = {**_build(), "devices": _devices(), "notes": _notes(), "check": _check()}
+        if model is not None:
+            report["exactness"] = _exactness(model, draft or "lookup", threads)
         if as_json:
             typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
             return
@@ -85,6 +94,27 @@ def _check() -> dict[str, Any]:
     return {"tau": drafted.stats.tau, "identical": drafted.token_ids == plain.token_ids}
 
 
+def _exactness(model: str, draft: str, threads: int) -> dict[str, Any]:
+    from llamaspec.session import load
+
+    found: dict[str, Any] = {}
+    for mode, exact in (("default", False), ("exact", True)):
+        with load(model, draft, threads=threads, exact=exact) as session:
+            measured = session.exactness
+        found[mode] = {**asdict(measured), "spoken": str(measured)}
+        if measured.bitwise:
+            break
+    return found
+
+
+def _advice(found: dict[str, Any]) -> str:
+    if found["default"]["bitwise"]:
+        return "with and without the draft the same tokens; exact mode costs nothing more"
+    if found["exact"]["bitwise"]:
+        return "near ties can differ by default; --exact makes these passes bitwise equal"
+    return "near ties can differ by default; --exact decides them by single rows"
+
+
 def _lines(report: dict[str, Any]) -> list[str]:
     def line(label: str, value: str) -> str:
         return f"{label:<{_LABEL_WIDTH}}{value}"
@@ -105,5 +135,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         text = f"{what}, {free:.1f} of {total:.1f} GiB free"
         lines.append(line("device", text))
     lines += [line("note", note) for note in report["notes"]]
+    for mode, found in report.get("exactness", {}).items():
+        lines.append(line(f"{mode} mode", found["spoken"]))
+    if "exactness" in report:
+        lines.append(line("", _advice(report["exactness"])))
     lines.append(line("bundled pair", f"tau {check['tau']:.2f}, with and without the draft {same}"))
     return lines

@@ -49,7 +49,8 @@ def run(
         ),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option("-d", "--draft", help="Its DSpark or DFlash draft GGUF.")
+        str | None,
+        typer.Option("-d", "--draft", help="Its DSpark or DFlash draft GGUF, or lookup."),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("-n", "--max-tokens", help="Most tokens to generate.")
@@ -61,6 +62,9 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="Decode without the draft.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode with and without the draft and compare.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Plain decoding's text, token for token, at any cost.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     prompt_ids: Annotated[
@@ -132,6 +136,7 @@ def run(
             device=device,
             device_draft=device_draft,
             split_mode=split_mode,  # type: ignore[arg-type]
+            exact=exact,
         )
         generate = GenerateOptions(
             max_tokens=max_tokens,

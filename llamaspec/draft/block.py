@@ -35,6 +35,8 @@ class BlockDrafter:
     at once.
     """
 
+    reads_features = True
+
     def __init__(
         self, context: DraftContext, layout: BlockLayout, head: DraftHead | None = None
     ) -> None:

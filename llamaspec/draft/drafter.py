@@ -1,6 +1,6 @@
 """The seam between the loop and whatever proposes tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from llamaspec.runtime.arrays import FloatArray
@@ -9,6 +9,7 @@ from llamaspec.runtime.arrays import FloatArray
 class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, ids that the
     block has room for (its width, which a block draft's ids depend on), and most ids wanted.
+    text: prompt and output so far, the anchor last; borrowed, not to be changed.
     """
 
     seq: int
@@ -16,6 +17,7 @@ class Anchor(NamedTuple):
     position: int
     width: int
     limit: int
+    text: Sequence[int] = ()
 
 
 class Proposal(NamedTuple):
@@ -69,6 +71,10 @@ class Drafter(Protocol):
     @property
     def seconds(self) -> float:
         """Wall time spent computing so far."""
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether `commit` is wanted; a drafter that reads text alone spares the target that."""
 
     def commit(self, features: Features) -> None:
         """Learn committed rows. Positions of a sequence come in order and without a gap."""

@@ -4,12 +4,13 @@ import itertools
 import logging
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
+from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import LlamaSpecError
 from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
-from llamaspec.verify.accept import Verification, accept
+from llamaspec.verify.accept import Verification, accept, certain_part
 
 logger = logging.getLogger("llamaspec")
 
@@ -18,11 +19,22 @@ class Engine:
     """Runs up to `slots` sequences over one target context and, where there is one, a drafter.
 
     Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions
-    and the drafter knows the features of exactly those.
+    and the drafter knows the features of exactly those. `doubt`: which choices of a pass over
+    several rows are settled by single rows (exact mode, of one slot). `prompt_end_twice`: decode
+    the end of a prompt without features first, for its token: where the last layer's output is a
+    feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
     """
 
-    def __init__(self, target: TargetContext, drafter: Drafter | None) -> None:
+    prompt_end_twice = False
+
+    def __init__(
+        self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
+    ) -> None:
+        self.doubt = doubt
         slots = target.shape.n_seq
+        assert slots == 1 or not doubt, (
+            "rows of other sequences would share the single rows' passes"
+        )
         self._target = target
         self._drafter = drafter
         self._free = list(reversed(range(slots)))
@@ -56,10 +68,7 @@ class Engine:
         if not active:
             return
         try:
-            proposals = self._propose(active)
-            starts, choices = self._verify(active, proposals)
-            verified = self._accept(active, proposals, starts, choices)
-            self._commit(active, proposals, starts, verified)
+            self._round(active)
         except BaseException:
             # Ctrl-C for one sequence must not leave rejected rows to the others
             for sequence in active:
@@ -74,6 +83,49 @@ class Engine:
             if not self._target.closed:
                 self._clear(sequence)
 
+    def _round(self, active: list[Sequence]) -> None:
+        alone = self.doubt.alone(active[0])
+        replayed = self._replay(active[0]) if alone else 0
+        proposals = [NOTHING] if alone else self._propose(active)
+        starts, choices = self._verify(active, proposals)
+        verified = self._accept(active, proposals, starts, choices)
+        if self.doubt:
+            verified = [self._settle(active[0], verified[0])]
+        self._commit(active, proposals, starts, verified, replayed)
+
+    def _replay(self, sequence: Sequence) -> int:
+        """Decode again, one by one, the rows that blocks have put into the KV cache; return how
+        many.
+        """
+        # a round that failed half-way may have counted a row that is gone again
+        sequence.clean = min(sequence.clean, sequence.n_past)
+        batch, rows = self._batch, range(sequence.clean, sequence.n_past)
+        if rows:
+            self._target.truncate(sequence.slot, sequence.clean)
+            # plain decoding publishes no features
+            self._target.publish(False)
+        for position in rows:
+            token = sequence.text[position]
+            batch.clear()
+            batch.add_tokens([token], start=position, seq=sequence.slot, output=ALL_OUTPUT)
+            self._target.decode(batch)
+            sequence.clean = position + 1
+        if rows:
+            self._publish()
+        return len(rows)
+
+    def _settle(self, sequence: Sequence, found: Verification) -> Verification:
+        """Withhold what is in doubt, to be decided by a row alone in the next round."""
+        if self._batch.size == 1 and sequence.clean == sequence.n_past:
+            sequence.in_doubt = False
+            sequence.clean += 1
+            return found
+        gaps = self._target.top2(self._batch.size)[1].tolist()
+        certain = certain_part(found, gaps, self.doubt.bound)
+        sequence.in_doubt = certain is not found
+        sequence.near_ties += sequence.in_doubt
+        return certain
+
     def _clear(self, sequence: Sequence) -> None:
         self._target.truncate(sequence.slot, 0)
         if self._drafter is not None:
@@ -81,7 +133,7 @@ class Engine:
 
     def _prefill(self, sequence: Sequence) -> None:
         request, batch = sequence.request, self._batch
-        drafting = self._drafter is not None and request.draft_max > 0
+        drafting = self._learns and request.draft_max > 0
         self._publish()
         step = self._target.shape.n_batch
         prompt = request.prompt.tolist()
@@ -92,27 +144,47 @@ class Engine:
             output = LAST_OUTPUT if last else NO_OUTPUT
             batch.clear()
             batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-            if last and request.draw is None:
-                first = self._target.decode_choose(batch, 1)[0]
+            if last:
+                first = self._first(sequence, start, again=drafting and self.prompt_end_twice)
             else:
                 self._target.decode(batch)
             if drafting:
                 count = len(part)
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
-        if request.draw is not None:
-            first = request.draw(batch.size - 1)
         sequence.commit([first])
+        sequence.clean = len(prompt)
+
+    def _first(self, sequence: Sequence, start: int, *, again: bool) -> int:
+        """Decode the end of a prompt, in the batch; return the first token."""
+        batch, draw = self._batch, sequence.request.draw
+        if again:
+            self._target.publish(False)
+        if draw is None:
+            first = self._target.decode_choose(batch, 1)[0]
+        else:
+            self._target.decode(batch)
+            first = draw(batch.size - 1)
+        if again:
+            self._target.truncate(sequence.slot, start)
+            self._publish()
+            self._target.decode(batch)
+        return first
+
+    @property
+    def _learns(self) -> bool:
+        return self._drafter is not None and self._drafter.reads_features
 
     def _publish(self) -> None:
-        wanted = self._drafter is not None and any(s.request.draft_max > 0 for s in self._active)
+        wanted = self._learns and any(s.request.draft_max > 0 for s in self._active)
         self._target.publish(wanted)
 
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
         if self._drafter is None:
             return [NOTHING] * len(active)
         anchors = [
-            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit) for s in active
+            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit, s.text)
+            for s in active
         ]
         try:
             return self._drafter.propose(anchors)
@@ -158,6 +230,7 @@ class Engine:
         proposals: list[Proposal],
         starts: list[int],
         verified: list[Verification],
+        replayed: int,
     ) -> None:
         rows: list[int] = []
         seqs: list[int] = []
@@ -169,14 +242,15 @@ class Engine:
             ids, confidence = proposal
             kept = sequence.commit(result.tokens)
             accepted = min(result.accepted, kept)
-            sequence.rounds.append(Round(position, anchor, ids, confidence, accepted, kept))
+            record = Round(position, anchor, ids, confidence, accepted, kept, replayed)
+            sequence.rounds.append(record)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
                 seqs += [slot] * kept
                 positions += range(position, position + kept)
-        if rows and self._drafter is not None:
+        if rows and self._learns:
             self._learn(rows, seqs, positions)
 
     def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:

@@ -25,12 +25,23 @@ class Request:
 
 @dataclass
 class Sequence:
-    """A request in a slot. The last token is the anchor: committed, but not yet in the KV cache."""
+    """A request in a slot. The last token is the anchor: committed, but not yet in the KV cache.
+
+    text: prompt and tokens. clean: how many positions of the KV cache, from the first on, hold
+    what plain decoding would have put there. in_doubt: the next token is nearly tied, to be
+    decided by a single row over a clean cache. near_ties: how often that was so.
+    """
 
     slot: int
     request: Request
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
+    clean: int = 0
+    in_doubt: bool = False
+    near_ties: int = 0
+
+    def __post_init__(self) -> None:
+        self.text: list[int] = self.request.prompt.tolist()
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -61,4 +72,5 @@ class Sequence:
         """Append tokens up to where the text ends; return how many were kept."""
         kept = self.request.ending.extend(tokens)
         self.tokens.extend(tokens[:kept])
+        self.text.extend(tokens[:kept])
         return kept

@@ -329,6 +329,10 @@ int ls_gather_features(llama_context * ctx, const int32_t * taps, int n_taps, co
     });
 }
 
+void ls_set_rows_alike(llama_context * ctx, int wanted) {
+    llama_set_rows_alike(ctx, wanted != 0);
+}
+
 int ls_draft_setup(llama_context * ctx, int causal, int rows) {
     return guarded(-1, [&] {
         llama_set_causal_attn(ctx, causal != 0);

@@ -61,6 +61,9 @@ int ls_set_taps(struct llama_context * ctx, const int32_t * taps, int n_taps, in
 int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
                        float * out);
 
+/* Target side: compute the rows of a verify pass, all of which are put out, as single rows are. */
+void ls_set_rows_alike(struct llama_context * ctx, int wanted);
+
 /* Draft side. What rows give beside logits: nothing, confidences, a selector's lattice (of all rows, output or not), or, with
    logits without the head, in draft-vocabulary order, the hidden rows. */
 enum { LS_LOGITS, LS_CONFIDENCE, LS_LATTICE, LS_BASE };

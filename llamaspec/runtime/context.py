@@ -173,6 +173,7 @@ class TargetContext(Context):
     """A target's context: publishes the layer inputs that a draft reads."""
 
     taps: tuple[int, ...] = ()
+    rows_alike: bool = False
     _tapping: bool = False
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
@@ -195,6 +196,14 @@ class TargetContext(Context):
         self._taps_pointer = ffi.new("int32_t[]", taps)
         self._features = np.zeros((self.shape.n_batch, self.feature_width), np.float32)
         self._features_pointer = float_pointer(self._features)
+
+    def compute_rows_alike(self) -> None:
+        """From now on compute the rows of passes that put out all their rows as single rows are.
+
+        On the CPU such passes then round as passes over one row do; 32 rows at most (patch 0008).
+        """
+        lib.ls_set_rows_alike(self.ptr, 1)
+        self.rows_alike = True
 
     def publish(self, wanted: bool) -> None:
         """Turn the publication of features on or off; plain decoding need not pay for it."""

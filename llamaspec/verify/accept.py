@@ -13,6 +13,19 @@ class Verification(NamedTuple):
     tokens: list[int]
 
 
+def certain_part(found: Verification, gaps: Sequence[float], bound: float) -> Verification:
+    """What of a verification stands although a row's two largest logits may have moved against
+    each other by `bound`: the choices before the first row whose gap is no larger.
+
+    gaps: the gap of the row after the anchor and 0, 1, 2, ... proposals, one a token at least.
+    Without its last choice a verification has as many tokens as it has accepted proposals.
+    """
+    for row, gap in zip(range(len(found.tokens)), gaps, strict=False):
+        if not gap > bound:
+            return Verification(row, found.tokens[:row])
+    return found
+
+
 def accept(choices: Iterable[int], proposal: Sequence[int]) -> Verification:
     """Accept while the target's choice equals the proposal; the first that differs is the bonus.
 

@@ -53,6 +53,7 @@ print("heavy:", [name for name in heavy if name in sys.modules])
         ["convert", "-h"],
         ["convert-target", "-h"],
         ["quantize", "-h"],
+        ["verify", "-h"],
     ],
 )
 def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
@@ -74,13 +75,14 @@ def test_help_names_every_command_and_option() -> None:
         "convert",
         "convert-target",
         "quantize",
+        "verify",
         "doctor",
         "--version",
     ):
         assert command in overview
     usage = llamaspec("run", "--help").stdout
     options = "-m --model -d --draft -n --max-tokens --draft-max --plain --compare --json --stop"
-    more = "--prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw"
+    more = "--prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
     for option in f"{options} {more}".split():
         assert option in usage
     assert "130" in usage

@@ -1,4 +1,6 @@
-"""A pass over several rows gives bitwise what passes over one row give, with flash attention on."""
+"""A pass over several rows gives bitwise what passes over one row give: by default with flash
+attention on and weights in f32 or q8_0, on request with flash attention off and other types too.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +10,12 @@ import pytest
 
 from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
+from llamaspec.options import FlashAttention
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import ContextShape, TargetContext
 from llamaspec.runtime.model import Model
+from llamaspec.runtime.quantize import quantize
 
 pytestmark = pytest.mark.native
 
@@ -72,3 +76,29 @@ def test_blocks_are_bitwise_equal_to_single_rows(
     blocks = logits(target, ids, prompt=length - ROWS, width=width)
     assert single.shape[0] == ROWS
     assert np.array_equal(single, blocks), np.abs(single - blocks).max()
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16", "f16", "q8_0", "q4_k_m"])
+def typed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = demo.target_path()
+    if request.param != "f32":
+        path = tmp_path_factory.mktemp("typed") / f"{request.param}.gguf"
+        quantize(demo.target_path(), path, request.param, threads=1)
+    return Model.load(path)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("attention", ["on", "off"])
+def test_rows_alike_are_bitwise_equal_to_single_rows(
+    typed: Model, attention: FlashAttention, threads: int
+) -> None:
+    shape = ContextShape(1024, 1024, 1, 32, threads, attention, "f16")
+    with TargetContext.create(typed, shape) as plain, TargetContext.create(typed, shape) as alike:
+        alike.compute_rows_alike()
+        for length in (ROWS + 20, LONG):
+            ids = text(plain, length)[:length]
+            # what plain decoding gives: single rows without the switch, prompts too
+            single = logits(plain, ids, prompt=length - ROWS, width=1)
+            for width in (1, 2, 3, 4, 5, 7, 8, ROWS):
+                blocks = logits(alike, ids, prompt=length - ROWS, width=width)
+                assert np.array_equal(single, blocks), (width, np.abs(single - blocks).max())

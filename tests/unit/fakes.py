@@ -69,6 +69,7 @@ class FakeDrafter:
 
     guess: Rule
     proposals: int = 4
+    reads_features: bool = True
     seconds: float = 0.0
     slots: int = 1
     fail_propose: set[int] = field(default_factory=set)

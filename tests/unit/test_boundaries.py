@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 FLOORS = [
     {"__main__"},
     {"cli", "serve"},
+    {"checking"},
     {"session"},
     {"completion"},
     {"loading", "hub", "demo"},
@@ -26,7 +27,10 @@ LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 # rooms beside the house, in folders of their own, and what they may import
 BESIDE = {
     "convert": {"hub", "runtime", "options", "errors", "_version"},
-    "bench": {"session", "completion", "trace", "hub", "demo", "options", "errors", "_version"},
+    "bench": {
+        *("checking", "session", "completion", "loading", "hub", "demo", "engine", "draft"),
+        *("trace", "verify", "text", "runtime", "options", "errors", "_version"),
+    },
 }
 
 

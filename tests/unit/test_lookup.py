@@ -1,0 +1,56 @@
+"""The draft by lookup: the longest match, the latest of several, and the limits."""
+
+import pytest
+
+from llamaspec.draft.drafter import Anchor
+from llamaspec.draft.lookup import LookupDrafter
+
+
+def propose(drafter: LookupDrafter, text: list[int], limit: int = 9, seq: int = 0) -> list[int]:
+    anchor = Anchor(seq, text[-1], len(text) - 1, 9, limit, text)
+    (found,) = drafter.propose([anchor])
+    return list(found.ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([1], []),
+        ([1, 2, 3], []),
+        ([1, 2, 1], [2, 1]),
+        ([5, 5], [5]),
+        ([1, 2, 3, 9, 1, 2], [3, 9, 1, 2]),
+        # the longest suffix wins over a later, shorter one
+        ([1, 2, 3, 4, 7, 3, 8, 1, 2, 3], [4, 7, 3, 8, 1, 2, 3]),
+        # of equally long ones the latest
+        ([1, 2, 7, 1, 2, 8, 1, 2], [8, 1, 2]),
+    ],
+)
+def test_what_followed_the_longest_suffix(text: list[int], expected: list[int]) -> None:
+    drafter = LookupDrafter()
+    drafter.reset(0)
+    assert propose(drafter, text) == expected
+
+
+def test_it_finds_as_it_goes_what_it_finds_at_once() -> None:
+    text = [(i * i) % 11 for i in range(120)]
+    going = LookupDrafter()
+    going.reset(0)
+    for end in range(1, len(text), 3):
+        fresh = LookupDrafter()
+        fresh.reset(0)
+        assert propose(going, text[:end]) == propose(fresh, text[:end])
+
+
+def test_the_limits_and_the_sequences_are_kept() -> None:
+    drafter = LookupDrafter(proposals=3)
+    drafter.reset(0)
+    drafter.reset(1)
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert propose(drafter, text) == [3, 4, 5]
+    assert propose(drafter, text, limit=2) == [3, 4]
+    assert propose(drafter, text, limit=0) == []
+    assert propose(drafter, [1, 9, 1], seq=1) == [9, 1]
+    drafter.reset(0)
+    assert propose(drafter, [7, 1, 2]) == []
+    assert drafter.propose([]) == []
