@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -20,18 +21,20 @@ from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import (
-    DEFAULT_MAX_TOKENS,
+    MAX_SEED,
     CacheType,
     FlashAttention,
     GenerateOptions,
+    GenerateSettings,
     Head,
     LoadOptions,
 )
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
-from llamaspec.runtime.sampler import Sampler
+from llamaspec.runtime.sampler import Sampler, needs_sampler
 from llamaspec.text.chat import ChatTemplate
 from llamaspec.text.detokenize import Pieces
+from llamaspec.trace import TokenLogprob
 
 logger = logging.getLogger("llamaspec")
 
@@ -70,34 +73,31 @@ class Session:
     def has_chat_template(self) -> bool:
         return self._pair.target_file.has_chat_template
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        draft_max: int | None = None,
-    ) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateSettings]) -> Completion:
         """Complete a prompt.
 
         Args:
             prompt: chat messages ({"role": ..., "content": ...}) for the model's template; or text
                 or token ids, used as they are.
-            max_tokens: most tokens to generate; the end of the context ends the text too.
-            temperature: 0 for greedy decoding. The same seed gives the same text with and
-                without a draft.
-            seed: of the draws, 0 to 2^32 - 1; None takes a fresh one.
-            stop: one or more texts that end the completion.
-            draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+            options: the fields of GenerateOptions by name, which says what each means:
+                max_tokens: most tokens to generate; the end of the context ends the text too.
+                temperature: 0 for greedy decoding. seed: of the draws; the same seed gives the
+                same text with and without a draft. None takes a fresh one.
+                stop: one or more texts that end the completion.
+                draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+                logprobs: how many likeliest alternatives to give with every token's
+                log-probability, None for none of it.
+                top_k, top_p, min_p, typical_p; repeat_penalty, repeat_last_n, presence_penalty,
+                frequency_penalty; dry_multiplier, dry_base, dry_allowed_length,
+                dry_penalty_last_n, dry_sequence_breakers; logit_bias; grammar or json_schema.
 
         Raises:
-            OptionError: an argument out of range. ContextFullError: the prompt does not fit.
-            DecodeError: llama.cpp failed. ClosedError: the session is closed.
+            OptionError: an argument out of range, or a grammar or schema that cannot be used.
+            ContextFullError: the prompt does not fit. SamplingError: grammar or logit_bias leave
+            no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
+            closed.
         """
-        options = _options(max_tokens, temperature, seed, stop, draft_max)
-        stream = self._stream(prompt, options)
+        stream = self._stream(prompt, GenerateOptions.of(options))
         while True:
             try:
                 next(stream)
@@ -107,20 +107,13 @@ class Session:
                 return done
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        draft_max: int | None = None,
+        self, prompt: Prompt, **options: Unpack[GenerateSettings]
     ) -> Generator[Piece, None, Completion]:
         """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
         """
-        return self._stream(prompt, _options(max_tokens, temperature, seed, stop, draft_max))
+        return self._stream(prompt, GenerateOptions.of(options))
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
@@ -156,7 +149,7 @@ class Session:
     ) -> Generator[Piece, None, Completion]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
-        sampler = _sampler(options)
+        sampler = self._sampler(ids, options)
         request = self._request(ids, options, sampler)
         parts: list[str] = []
         try:
@@ -177,8 +170,10 @@ class Session:
             text, tokens = self._take(run)
             if text or tokens:
                 parts.append(text)
-                yield Piece(text, tokens)
+                yield Piece(text, tokens, self._logprobs(run, len(tokens)))
             if sequence.finish_reason is not None and run.taken == len(sequence.tokens):
+                if sequence.failure is not None:
+                    raise sequence.failure
                 return
             self._advance(run)
 
@@ -188,6 +183,13 @@ class Session:
             tokens = tuple(sequence.tokens[run.taken :])
             run.taken = len(sequence.tokens)
             return sequence.request.ending.take(), tokens
+
+    def _logprobs(self, run: Run, count: int) -> tuple[TokenLogprob, ...] | None:
+        """Of the last `count` tokens that were taken."""
+        sequence = run.sequence
+        if sequence.request.logprobs is None:
+            return None
+        return tuple(sequence.logprobs[run.taken - count : run.taken])
 
     def _advance(self, run: Run) -> None:
         with self._lock:
@@ -207,8 +209,22 @@ class Session:
             limit=limit,
             draft_max=self._draft_max(options.draft_max),
             ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
-            draw=None if sampler is None else lambda row: sampler.draw(pair.context, row),
+            draw=None if sampler is None else partial(sampler.draw, pair.context),
+            logprobs=options.logprobs,
         )
+
+    def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
+        with self._lock:
+            self._check_open()
+            model = self._pair.model
+            if options.logprobs is not None and options.logprobs > model.vocab.size:
+                raise OptionError(
+                    f"logprobs {options.logprobs} is more than the vocabulary of {model.vocab.size}"
+                )
+            if not needs_sampler(options, model):
+                return None
+            seed = secrets.randbelow(MAX_SEED + 1) if options.seed is None else options.seed
+            return Sampler.create(model, options, seed=seed, prompt=ids, n_ctx=self.n_ctx)
 
     def _admit(self, request: Request, started: float) -> Run:
         with self._lock:
@@ -339,26 +355,3 @@ def _load_options(settings: Settings) -> LoadOptions:
     if unknown:
         raise OptionError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
     return LoadOptions(**settings)
-
-
-def _options(
-    max_tokens: int,
-    temperature: float,
-    seed: int | None,
-    stop: str | Sequence[str],
-    draft_max: int | None,
-) -> GenerateOptions:
-    return GenerateOptions(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,),  # type: ignore[arg-type]
-        draft_max=draft_max,
-    )
-
-
-def _sampler(options: GenerateOptions) -> Sampler | None:
-    if options.temperature == 0:
-        return None
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    return Sampler.create(temperature=options.temperature, seed=seed)

@@ -1,6 +1,5 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
-import itertools
 import logging
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
@@ -8,7 +7,7 @@ from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import LlamaSpecError
 from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
-from llamaspec.trace import Round
+from llamaspec.trace import Round, TokenLogprob
 from llamaspec.verify.accept import Verification, accept
 
 logger = logging.getLogger("llamaspec")
@@ -101,8 +100,9 @@ class Engine:
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
         if request.draw is not None:
-            first = request.draw(batch.size - 1)
+            first = request.draw(batch.size - 1, 0)
         sequence.commit([first])
+        self._note_logprobs(sequence, batch.size - 1, 1)
 
     def _publish(self) -> None:
         wanted = self._drafter is not None and any(s.request.draft_max > 0 for s in self._active)
@@ -148,7 +148,7 @@ class Engine:
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
-            target = choices[start:] if draw is None else map(draw, itertools.count(start))
+            target = choices[start:] if draw is None else sequence.draws(start)
             verified.append(accept(target, proposal.ids))
         return verified
 
@@ -169,7 +169,9 @@ class Engine:
             ids, confidence = proposal
             kept = sequence.commit(result.tokens)
             accepted = min(result.accepted, kept)
-            sequence.rounds.append(Round(position, anchor, ids, confidence, accepted, kept))
+            if kept:
+                sequence.rounds.append(Round(position, anchor, ids, confidence, accepted, kept))
+            self._note_logprobs(sequence, start, kept)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
@@ -178,6 +180,19 @@ class Engine:
                 positions += range(position, position + kept)
         if rows and self._drafter is not None:
             self._learn(rows, seqs, positions)
+
+    def _note_logprobs(self, sequence: Sequence, start: int, kept: int) -> None:
+        """Keep the log-probabilities of the last `kept` tokens: batch rows from `start` on."""
+        n_top = sequence.request.logprobs
+        if n_top is None or not kept:
+            return
+        tokens, rows = sequence.tokens[-kept:], list(range(start, start + kept))
+        found, ids, top = self._target.logprobs(rows, tokens, n_top)
+        for token, own, others, values in zip(
+            tokens, found.tolist(), ids.tolist(), top.tolist(), strict=True
+        ):
+            alternatives = tuple(zip(others, values, strict=True))
+            sequence.logprobs.append(TokenLogprob(token, own, alternatives))
 
     def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
