@@ -30,8 +30,8 @@ SETTINGS: dict[str, GenerateSettings] = {
     "repeat_penalty": {"repeat_penalty": 1.8, "repeat_last_n": 48},
     "presence and frequency": {
         "temperature": 0.7,
-        "presence_penalty": 0.6,
-        "frequency_penalty": 0.4,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.0,
         "repeat_last_n": -1,
     },
     "dry": {"temperature": 0.6, "dry_multiplier": 0.8, "dry_penalty_last_n": -1},

@@ -61,7 +61,7 @@ def _check_parts(schema: Mapping[str, Any]) -> None:
     waiting: list[tuple[Any, int]] = [(schema, 1)]
     while waiting:
         value, depth = waiting.pop()
-        if depth > MAX_NESTING:
+        if depth > MAX_NESTING and isinstance(value, Mapping | list | tuple):
             raise OptionError(f"json_schema is nested more than {MAX_NESTING} deep")
         if isinstance(value, Mapping):
             for key, item in value.items():
