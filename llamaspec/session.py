@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from os import PathLike
@@ -57,6 +58,8 @@ class Session:
         self._template: ChatTemplate | None = None
         self._table = Pieces(pair.model.vocab.piece)
         self._runs: list[Run] = []
+        self._stepping = False
+        self._leaving: list[tuple[Request, Sampler | None]] = []
         self.last: Completion | None = None
 
     @property
@@ -158,11 +161,30 @@ class Session:
             done = self.last = finished(run, "".join(parts))
             return done
         finally:
-            with self._lock:
-                self._runs = [run for run in self._runs if run.sequence.request is not request]
-                self._pair.engine.release(request)
+            self._leave(request, sampler)
+
+    def _leave(self, request: Request, sampler: Sampler | None) -> None:
+        with self._lock:
+            if self._stepping:
+                # the garbage collector has come upon a stream in the middle of a step
+                self._leaving.append((request, sampler))
+                return
+            self._runs = [run for run in self._runs if run.sequence.request is not request]
+            self._pair.engine.release(request)
             if sampler is not None:
                 sampler.close()
+
+    @contextmanager
+    def _step(self, spent: list[Spent]) -> Iterator[None]:
+        """What moves sequences on: all that wait pay for it, and none leaves meanwhile."""
+        self._stepping = True
+        try:
+            with Clock(self._pair, spent):
+                yield
+        finally:
+            self._stepping = False
+            while self._leaving:
+                self._leave(*self._leaving.pop())
 
     def _pieces(self, run: Run, parts: list[str]) -> Iterator[Piece]:
         sequence = run.sequence
@@ -197,7 +219,7 @@ class Session:
             # another thread's step may have moved this sequence on already
             if run.taken == len(run.sequence.tokens):
                 # a step moves all sequences on, and all of them wait for it
-                with Clock(self._pair, self._waiting()):
+                with self._step(self._waiting()):
                     self._pair.engine.step()
 
     def _request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
@@ -230,7 +252,7 @@ class Session:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with Clock(self._pair, [spent, *self._waiting()]):
+            with self._step([spent, *self._waiting()]):
                 sequence = self._pair.engine.admit(request)
             run = Run(sequence, spent, first_token_s=spent.total_s)
             self._runs.append(run)

@@ -15,7 +15,7 @@ import pytest
 from llamaspec import demo
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.completion import Completion
-from llamaspec.options import GenerateOptions, GenerateSettings
+from llamaspec.options import GenerateOptions
 from llamaspec.session import Session
 from llamaspec.trace import Round, Stats
 from tests.e2e.terminal import COMMAND, SECONDS, environment, llamaspec, refusal
@@ -251,7 +251,7 @@ def test_options_reach_the_loop(session: Session) -> None:
 
 
 def test_sampling_options_reach_the_samplers(session: Session, tmp_path: Path) -> None:
-    settings: GenerateSettings = {
+    settings: dict[str, Any] = {
         "max_tokens": 24,
         "temperature": 1.1,
         "seed": 5,

@@ -3,6 +3,7 @@
 `python -m llamaspec.bench.sampling` does the same with 200 seeds a setting.
 """
 
+import gc
 import json
 import math
 import threading
@@ -19,6 +20,7 @@ from llamaspec.completion import Completion, Piece
 from llamaspec.engine.sequence import Sequence
 from llamaspec.errors import OptionError, SamplingError
 from llamaspec.options import MAX_SEED, GenerateSettings
+from llamaspec.runtime.context import Context
 from llamaspec.session import Prompt, Session, load
 from tests.rewrite import rewrite
 
@@ -67,9 +69,9 @@ def test_each_setting_changes_the_text(session: Session) -> None:
     ids=str,
 )
 def test_what_leaves_the_likeliest_token_gives_the_greedy_text(
-    session: Session, neutral: GenerateSettings
+    session: Session, neutral: dict[str, Any]
 ) -> None:
-    settings: GenerateSettings = {"temperature": 1.0, "seed": 1, **neutral}
+    settings: dict[str, Any] = {"temperature": 1.0, "seed": 1, **neutral}
     if "logit_bias" in neutral or "grammar" in neutral:
         settings["temperature"] = 0.0
     greedy = session.generate(CODE, max_tokens=40)
@@ -125,7 +127,7 @@ def test_the_prompt_counts_for_penalties(session: Session) -> None:
 def test_dry_breaks_a_loop_and_breakers_let_it_be(session: Session) -> None:
     loop = session.tokenize("one two three four one two three four one two three").tolist()
     plain = session.generate(loop, max_tokens=8)
-    options: GenerateSettings = {"dry_multiplier": 100.0, "dry_penalty_last_n": -1}
+    options: dict[str, Any] = {"dry_multiplier": 100.0, "dry_penalty_last_n": -1}
     broken = session.generate(loop, max_tokens=8, dry_allowed_length=1, **options)
     let_be = session.generate(
         loop, max_tokens=8, dry_sequence_breakers=list("abcdefghijklmnopqrstuvwxyz "), **options
@@ -203,7 +205,7 @@ def test_every_json_text_follows_its_schema(session: Session) -> None:
 
 
 def test_a_schema_may_be_given_as_text(session: Session) -> None:
-    settings: GenerateSettings = {"max_tokens": 300, "seed": 5, "temperature": 0.8}
+    settings: dict[str, Any] = {"max_tokens": 300, "seed": 5, "temperature": 0.8}
     mapped = session.generate(CODE, json_schema=SCHEMA, **settings)
     assert session.generate(CODE, json_schema=json.dumps(SCHEMA), **settings).text == mapped.text
 
@@ -307,7 +309,7 @@ def plain_logprobs(session: Session, done: Completion, prompt: Prompt) -> Iterat
     ids=str,
 )
 def test_logprobs_are_those_of_the_models_own_distribution(
-    session: Session, settings: GenerateSettings
+    session: Session, settings: dict[str, Any]
 ) -> None:
     done = session.generate(CODE, max_tokens=12, logprobs=4, **settings)
     assert done.logprobs is not None
@@ -365,6 +367,39 @@ def test_an_interrupted_round_draws_nothing_twice(
         assert session.last is not None
         assert session.last.token_ids == alone.token_ids
         assert text == alone.text
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "seed": 3}], ids=str)
+def test_a_stream_that_the_garbage_collector_ends_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, settings: GenerateSettings
+) -> None:
+    compute = Context._compute
+    left: list[Any] = []
+
+    def collecting(self: Context, *arguments: Any) -> None:  # noqa: ANN401
+        compute(self, *arguments)
+        if left:
+            left.clear()
+            gc.collect()
+
+    with load(threads=1, context=256, sequences=2) as session:
+        alone = session.generate(CODE, max_tokens=40, **settings)
+        staying = session.stream(CODE, max_tokens=40, **settings)
+        text = next(staying).text
+        leaving = session.stream(MATH, max_tokens=100, **settings)
+        next(leaving)
+        cycle: list[Any] = [leaving]
+        cycle.append(cycle)
+        left.append(cycle)
+        del cycle, leaving
+        monkeypatch.setattr(Context, "_compute", collecting)
+        text += "".join(piece.text for piece in staying)
+        monkeypatch.undo()
+        assert left == []
+        assert text == alone.text
+        assert session._pair.engine._active == []
+        assert session._runs == []
+        assert session.generate(MATH, max_tokens=5).token_ids
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])
