@@ -101,8 +101,8 @@ class Engine:
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
         if request.draw is not None:
             first = request.draw(batch.size - 1, 0)
+        sequence.logprobs += self._logprobs(request, [first], batch.size - 1)
         sequence.commit([first])
-        self._note_logprobs(sequence, batch.size - 1, 1)
 
     def _publish(self) -> None:
         wanted = self._drafter is not None and any(s.request.draft_max > 0 for s in self._active)
@@ -167,11 +167,12 @@ class Engine:
         ):
             slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
             ids, confidence = proposal
+            logprobs = self._logprobs(sequence.request, result.tokens, start)
             kept = sequence.commit(result.tokens)
+            sequence.logprobs += logprobs[:kept]
             accepted = min(result.accepted, kept)
             if kept:
                 sequence.rounds.append(Round(position, anchor, ids, confidence, accepted, kept))
-            self._note_logprobs(sequence, start, kept)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
@@ -181,18 +182,17 @@ class Engine:
         if rows and self._drafter is not None:
             self._learn(rows, seqs, positions)
 
-    def _note_logprobs(self, sequence: Sequence, start: int, kept: int) -> None:
-        """Keep the log-probabilities of the last `kept` tokens: batch rows from `start` on."""
-        n_top = sequence.request.logprobs
-        if n_top is None or not kept:
-            return
-        tokens, rows = sequence.tokens[-kept:], list(range(start, start + kept))
-        found, ids, top = self._target.logprobs(rows, tokens, n_top)
-        for token, own, others, values in zip(
-            tokens, found.tolist(), ids.tolist(), top.tolist(), strict=True
-        ):
-            alternatives = tuple(zip(others, values, strict=True))
-            sequence.logprobs.append(TokenLogprob(token, own, alternatives))
+    def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
+        """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
+        if request.logprobs is None or not tokens:
+            return []
+        rows = list(range(start, start + len(tokens)))
+        found, ids, top = self._target.logprobs(rows, tokens, request.logprobs)
+        columns = tokens, found.tolist(), ids.tolist(), top.tolist()
+        return [
+            TokenLogprob(token, own, tuple(zip(others, values, strict=True)))
+            for token, own, others, values in zip(*columns, strict=True)
+        ]
 
     def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
