@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llamaspec.engine.ending import FinishReason
 from llamaspec.engine.sequence import Sequence
 from llamaspec.loading import Pair
-from llamaspec.trace import Round, Stats, Times, summarise
+from llamaspec.trace import Round, Stats, Times, TokenLogprob, summarise
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,13 @@ class Piece:
     with it.
 
     The text may lag behind the ids by an unfinished character or a possible stop text; `text`
-    over all pieces is the completion's text, `token_ids` over all pieces its ids.
+    over all pieces is the completion's text, `token_ids` over all pieces its ids. logprobs: one
+    for each id, None where none were asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Completion:
     text: without the stop text and without control tokens. token_ids: as committed, an
     end-of-generation token included. finish_reason: "stop" (end token or stop text) or "length"
     (max_tokens or the end of the context).
-    rounds: what was drafted and accepted, in order.
+    rounds: what was drafted and accepted, in order. logprobs: of every token of token_ids, None
+    where none were asked for.
     """
 
     text: str
@@ -38,6 +41,7 @@ class Completion:
     finish_reason: FinishReason
     stats: Stats
     rounds: tuple[Round, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass
@@ -88,7 +92,8 @@ class Clock:
 def finished(run: Run, text: str) -> Completion:
     """The Completion of a run whose sequence has ended."""
     sequence = run.sequence
-    assert sequence.finish_reason is not None
+    reason = sequence.finish_reason
+    assert reason in ("stop", "length"), "only a text that has ended is a completion"
     times = Times(
         total_s=run.spent.total_s,
         draft_s=run.spent.draft_s,
@@ -102,5 +107,10 @@ def finished(run: Run, text: str) -> Completion:
         times=times,
     )
     return Completion(
-        text, tuple(sequence.tokens), sequence.finish_reason, stats, tuple(sequence.rounds)
+        text=text,
+        token_ids=tuple(sequence.tokens),
+        finish_reason=reason,
+        stats=stats,
+        rounds=tuple(sequence.rounds),
+        logprobs=None if sequence.request.logprobs is None else tuple(sequence.logprobs),
     )

@@ -31,6 +31,10 @@ class ClosedError(LlamaSpecError):
     """A session, model or context was used after it was closed."""
 
 
+class SamplingError(LlamaSpecError):
+    """No token can be chosen: a grammar or logit_bias excludes every one."""
+
+
 class DecodeError(LlamaSpecError):
     """llama.cpp could not decode a batch.
 

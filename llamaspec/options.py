@@ -1,11 +1,14 @@
 """Every option and its default, once. Values are checked on construction and raise OptionError."""
 
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, Self, TypedDict, get_args
 
+from llamaspec.constraint import check_grammar, is_c_text, schema_text
 from llamaspec.errors import OptionError
 
 FlashAttention = Literal["auto", "on", "off"]
@@ -21,6 +24,9 @@ MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
 """llama.cpp's own limit."""
 MAX_BATCH = 2**16
+MAX_SEED = 2**32 - 2
+MAX_LOGPROBS = 100
+MAX_BIAS = 10_000
 
 
 def usable_processors() -> int:
@@ -55,6 +61,35 @@ def _whole(name: str, value: int, least: int, most: int | None = None) -> None:
     if not whole or value < least or (most is not None and value > most):
         range_ = f"of at least {least}" if most is None else f"in {least} to {most}"
         raise OptionError(f"{name} is {value!r}; it must be a whole number {range_}")
+
+
+def _real(name: str, value: float, least: float, most: float, also: str = "") -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    # a NaN is in no range
+    if not number or not least <= value <= most:
+        raise OptionError(
+            f"{name} is {value!r}; it must {also}lie in {_plain(least)} to {_plain(most)}"
+        )
+
+
+def _plain(number: float) -> str:
+    return f"{number:.6f}".rstrip("0").rstrip(".")
+
+
+def _texts(name: str, values: tuple[str, ...]) -> None:
+    for text in values:
+        if not isinstance(text, str) or not text:
+            raise OptionError(f"{name} is {values!r}; every text in it must be a non-empty string")
+
+
+def _biases(biases: Mapping[int, float]) -> dict[int, float]:
+    if not isinstance(biases, Mapping):
+        raise OptionError(f"logit_bias is {biases!r}; it must map token ids to numbers")
+    for token, bias in biases.items():
+        _whole("a token of logit_bias", token, 0, MAX_INT)
+        if not (isinstance(bias, Real) and bias == -math.inf):
+            _real(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS, "be -inf or ")
+    return {int(token): float(bias) for token, bias in biases.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +154,55 @@ class LoadOptions:
         return min(self.threads, usable_processors()) or physical_cores()
 
 
+class GenerateSettings(TypedDict, total=False):
+    """The fields of GenerateOptions, for giving them by name."""
+
+    max_tokens: int
+    temperature: float
+    seed: int | None
+    stop: str | Sequence[str]
+    draft_max: int | None
+    logprobs: int | None
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: str | Sequence[str]
+    logit_bias: Mapping[int, float]
+    grammar: str | None
+    json_schema: str | Mapping[str, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """How to generate one completion.
+    """How to generate one completion. The defaults leave the model's own distribution as it is.
 
     max_tokens: most tokens to generate. temperature: 0 is greedy. seed: of the draws, None for a
     fresh one.
     stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for
     plain decoding.
+    logprobs: None for none; otherwise every token comes with its log-probability and those of so
+    many likeliest alternatives, by the model's own distribution: temperature 1, before all that
+    follows here.
+
+    top_k: the likeliest k only, 0 for all. top_p: the likeliest that make up p. min_p: what has at
+    least p of the likeliest one's probability. typical_p: locally typical ones that make up p.
+    repeat_penalty: factor on tokens seen in the last repeat_last_n, prompt included;
+    presence_penalty, frequency_penalty: subtracted from them once, and once for each time.
+    dry_multiplier: of the penalty on tokens that go on with a repetition, 0 for none; it grows by
+    dry_base with each token beyond dry_allowed_length, looks back over dry_penalty_last_n, and no
+    repetition reaches over a text of dry_sequence_breakers. (-1 looks back over everything.)
+    logit_bias: token id to what is added to its logit; -inf excludes it.
+    grammar: GBNF with a rule "root" that the text follows. json_schema: the same from a schema, as
+    a mapping or as JSON text.
     """
 
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -134,18 +210,92 @@ class GenerateOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     draft_max: int | None = None
+    logprobs: int | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: str | None = None
+    json_schema: str | None = None
+
+    @classmethod
+    def of(cls, settings: GenerateSettings) -> Self:
+        """Make options of settings by name. Raises OptionError for an unknown name or a value out
+        of range.
+        """
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(settings.keys() - set(known))
+        if unknown:
+            raise OptionError(f"unknown option {unknown[0]!r}; known are {', '.join(known)}")
+        given: dict[str, Any] = dict(settings)
+        for name in given.keys() & {"stop", "dry_sequence_breakers"}:
+            texts = given[name]
+            given[name] = tuple(texts) if isinstance(texts, list | tuple) else (texts,)
+        return cls(**given)
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
         if self.draft_max is not None:
             _whole("draft_max", self.draft_max, 0)
         if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**32 - 1)
-        number = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
-        # a NaN is in no range; logits divided by a denormal number are infinite
-        if not number or not (self.temperature == 0 or 1e-6 <= self.temperature <= 100):
-            raise OptionError(
-                f"temperature is {self.temperature!r}; it must be 0 or lie in 0.000001 to 100"
-            )
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise OptionError(f"stop is {self.stop!r}; every stop text must be a non-empty string")
+            # llama.cpp takes the largest number for "any"
+            _whole("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        # logits divided by a denormal number are infinite
+        if self.temperature != 0 or isinstance(self.temperature, bool):
+            _real("temperature", self.temperature, 1e-6, 100, "be 0 or ")
+        _texts("stop", self.stop)
+        self._check_filters()
+        self._check_penalties()
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        self._check_grammar()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens seen before are penalised."""
+        return self.repeat_last_n != 0 and (
+            self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        )
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the text has to follow a grammar or schema."""
+        return self.grammar is not None or self.json_schema is not None
+
+    def _check_filters(self) -> None:
+        _whole("top_k", self.top_k, 0, MAX_INT)
+        _real("top_p", self.top_p, 0, 1)
+        _real("min_p", self.min_p, 0, 1)
+        _real("typical_p", self.typical_p, 0, 1)
+
+    def _check_penalties(self) -> None:
+        _real("repeat_penalty", self.repeat_penalty, 0.01, 100)
+        _whole("repeat_last_n", self.repeat_last_n, -1, MAX_INT)
+        _real("presence_penalty", self.presence_penalty, -100, 100)
+        _real("frequency_penalty", self.frequency_penalty, -100, 100)
+        _real("dry_multiplier", self.dry_multiplier, 0, 100)
+        _real("dry_base", self.dry_base, 1, 100)
+        _whole("dry_allowed_length", self.dry_allowed_length, 1, MAX_INT)
+        _whole("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_INT)
+        _texts("dry_sequence_breakers", self.dry_sequence_breakers)
+        if not all(is_c_text(text) for text in self.dry_sequence_breakers):
+            raise OptionError("dry_sequence_breakers have a NUL or a lone surrogate; leave it out")
+
+    def _check_grammar(self) -> None:
+        if self.grammar is not None:
+            if self.json_schema is not None:
+                raise OptionError("grammar and json_schema exclude each other; give one of them")
+            check_grammar(self.grammar)
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))

@@ -5,7 +5,9 @@ import secrets
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -21,19 +23,21 @@ from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
 from llamaspec.options import (
-    DEFAULT_MAX_TOKENS,
+    MAX_SEED,
     CacheType,
     FlashAttention,
     GenerateOptions,
+    GenerateSettings,
     Head,
     LoadOptions,
     SplitMode,
 )
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
-from llamaspec.runtime.sampler import Sampler
+from llamaspec.runtime.sampler import Sampler, needs_sampler
 from llamaspec.text.chat import ChatTemplate
 from llamaspec.text.detokenize import Pieces
+from llamaspec.trace import TokenLogprob
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -57,6 +61,8 @@ class Session:
         self._template: ChatTemplate | None = None
         self._table = Pieces(pair.model.vocab.piece)
         self._runs: list[Run] = []
+        self._stepping = False
+        self._leaving: list[tuple[Request, Sampler | None]] = []
         self.last: Completion | None = None
 
     @property
@@ -87,34 +93,31 @@ class Session:
     def has_chat_template(self) -> bool:
         return self._pair.target_file.has_chat_template
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        draft_max: int | None = None,
-    ) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateSettings]) -> Completion:
         """Complete a prompt.
 
         Args:
             prompt: chat messages ({"role": ..., "content": ...}) for the model's template; or text
                 or token ids, used as they are.
-            max_tokens: most tokens to generate; the end of the context ends the text too.
-            temperature: 0 for greedy decoding. The same seed gives the same text with and
-                without a draft.
-            seed: of the draws, 0 to 2^32 - 1; None takes a fresh one.
-            stop: one or more texts that end the completion.
-            draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+            options: the fields of GenerateOptions by name, which says what each means:
+                max_tokens: most tokens to generate; the end of the context ends the text too.
+                temperature: 0 for greedy decoding. seed: of the draws; the same seed gives the
+                same text with and without a draft. None takes a fresh one.
+                stop: one or more texts that end the completion.
+                draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+                logprobs: how many likeliest alternatives to give with every token's
+                log-probability, None for none of it.
+                top_k, top_p, min_p, typical_p; repeat_penalty, repeat_last_n, presence_penalty,
+                frequency_penalty; dry_multiplier, dry_base, dry_allowed_length,
+                dry_penalty_last_n, dry_sequence_breakers; logit_bias; grammar or json_schema.
 
         Raises:
-            OptionError: an argument out of range. ContextFullError: the prompt does not fit.
-            DecodeError: llama.cpp failed. ClosedError: the session is closed.
+            OptionError: an argument out of range, or a grammar or schema that cannot be used.
+            ContextFullError: the prompt does not fit. SamplingError: grammar or logit_bias leave
+            no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
+            closed.
         """
-        options = _options(max_tokens, temperature, seed, stop, draft_max)
-        stream = self._stream(prompt, options)
+        stream = self._stream(prompt, GenerateOptions.of(options))
         while True:
             try:
                 next(stream)
@@ -124,20 +127,13 @@ class Session:
                 return done
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        draft_max: int | None = None,
+        self, prompt: Prompt, **options: Unpack[GenerateSettings]
     ) -> Generator[Piece, None, Completion]:
         """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
         """
-        return self._stream(prompt, _options(max_tokens, temperature, seed, stop, draft_max))
+        return self._stream(prompt, GenerateOptions.of(options))
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
@@ -182,7 +178,7 @@ class Session:
     ) -> Generator[Piece, None, Completion]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
-        sampler = _sampler(options)
+        sampler = self._sampler(ids, options)
         drafts = self.draft_limit > 0 and options.draft_max != 0
         if sampler is not None and drafts and self._pair.engine.doubt:
             logger.warning(
@@ -197,11 +193,30 @@ class Session:
             done = self.last = finished(run, "".join(parts))
             return done
         finally:
-            with self._lock:
-                self._runs = [run for run in self._runs if run.sequence.request is not request]
-                self._pair.engine.release(request)
+            self._leave(request, sampler)
+
+    def _leave(self, request: Request, sampler: Sampler | None) -> None:
+        with self._lock:
+            if self._stepping:
+                # the garbage collector has come upon a stream in the middle of a step
+                self._leaving.append((request, sampler))
+                return
+            self._runs = [run for run in self._runs if run.sequence.request is not request]
+            self._pair.engine.release(request)
             if sampler is not None:
                 sampler.close()
+
+    @contextmanager
+    def _step(self, spent: list[Spent]) -> Iterator[None]:
+        """What moves sequences on: all that wait pay for it, and none leaves meanwhile."""
+        self._stepping = True
+        try:
+            with Clock(self._pair, spent):
+                yield
+        finally:
+            self._stepping = False
+            while self._leaving:
+                self._leave(*self._leaving.pop())
 
     def _pieces(self, run: Run, parts: list[str]) -> Iterator[Piece]:
         sequence = run.sequence
@@ -209,8 +224,10 @@ class Session:
             text, tokens = self._take(run)
             if text or tokens:
                 parts.append(text)
-                yield Piece(text, tokens)
+                yield Piece(text, tokens, self._logprobs(run, len(tokens)))
             if sequence.finish_reason is not None and run.taken == len(sequence.tokens):
+                if sequence.failure is not None:
+                    raise sequence.failure
                 return
             self._advance(run)
 
@@ -221,13 +238,20 @@ class Session:
             run.taken = len(sequence.tokens)
             return sequence.request.ending.take(), tokens
 
+    def _logprobs(self, run: Run, count: int) -> tuple[TokenLogprob, ...] | None:
+        """Of the last `count` tokens that were taken."""
+        sequence = run.sequence
+        if sequence.request.logprobs is None:
+            return None
+        return tuple(sequence.logprobs[run.taken - count : run.taken])
+
     def _advance(self, run: Run) -> None:
         with self._lock:
             self._check_open()
             # another thread's step may have moved this sequence on already
             if run.taken == len(run.sequence.tokens):
                 # a step moves all sequences on, and all of them wait for it
-                with Clock(self._pair, self._waiting()):
+                with self._step(self._waiting()):
                     self._pair.engine.step()
 
     def _request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
@@ -239,14 +263,28 @@ class Session:
             limit=limit,
             draft_max=self._draft_max(options.draft_max),
             ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
-            draw=None if sampler is None else lambda row: sampler.draw(pair.context, row),
+            draw=None if sampler is None else partial(sampler.draw, pair.context),
+            logprobs=options.logprobs,
         )
+
+    def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
+        with self._lock:
+            self._check_open()
+            model = self._pair.model
+            if options.logprobs is not None and options.logprobs > model.vocab.size:
+                raise OptionError(
+                    f"logprobs {options.logprobs} is more than the vocabulary of {model.vocab.size}"
+                )
+            if not needs_sampler(options, model):
+                return None
+            seed = secrets.randbelow(MAX_SEED + 1) if options.seed is None else options.seed
+            return Sampler.create(model, options, seed=seed, prompt=ids, n_ctx=self.n_ctx)
 
     def _admit(self, request: Request, started: float) -> Run:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with Clock(self._pair, [spent, *self._waiting()]):
+            with self._step([spent, *self._waiting()]):
                 sequence = self._pair.engine.admit(request)
             run = Run(sequence, spent, first_token_s=spent.total_s)
             self._runs.append(run)
@@ -379,26 +417,3 @@ def _load_options(settings: Settings) -> LoadOptions:
     if unknown:
         raise OptionError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
     return LoadOptions(**settings)
-
-
-def _options(
-    max_tokens: int,
-    temperature: float,
-    seed: int | None,
-    stop: str | Sequence[str],
-    draft_max: int | None,
-) -> GenerateOptions:
-    return GenerateOptions(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,),  # type: ignore[arg-type]
-        draft_max=draft_max,
-    )
-
-
-def _sampler(options: GenerateOptions) -> Sampler | None:
-    if options.temperature == 0:
-        return None
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    return Sampler.create(temperature=options.temperature, seed=seed)

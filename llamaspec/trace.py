@@ -26,6 +26,20 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The natural logarithm of a committed token's probability, by the model's own distribution:
+    the softmax of its logits at temperature 1, before any bias, penalty, filter or grammar.
+
+    top: the likeliest tokens at that place with theirs, likeliest first; the token itself is among
+    them only if it is one of these.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """Wall seconds of one completion.
 

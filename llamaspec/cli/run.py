@@ -1,6 +1,7 @@
 """`llamaspec run`: complete one prompt, with the draft, without it, or both."""
 
 import json
+import secrets
 import sys
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamaspec import demo
+from llamaspec.cli import sampling
 from llamaspec.cli.guard import guarded, show_log
 from llamaspec.errors import OptionError
 from llamaspec.options import (
     ALL_LAYERS,
     DEFAULT_MAX_TOKENS,
+    MAX_SEED,
     GenerateOptions,
     LoadOptions,
 )
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from llamaspec.session import Prompt, Session
 
 _WARM_UP_TOKENS = 8
+_DEFAULTS = GenerateOptions()
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def run(
         Path | None,
         typer.Option("--prompt-ids", help="File of token ids, a JSON list or separated by spaces."),
     ] = None,
-    temperature: Annotated[float, typer.Option("--temp", help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temp", help="0 is greedy.")
+    ] = _DEFAULTS.temperature,
     seed: Annotated[
         int | None, typer.Option("--seed", help="Of the draws; absent: a fresh one.")
     ] = None,
@@ -79,6 +85,23 @@ def run(
         list[str] | None,
         typer.Option("--stop", help="Text that ends the completion; may be repeated."),
     ] = None,
+    top_k: sampling.TopK = _DEFAULTS.top_k,
+    top_p: sampling.TopP = _DEFAULTS.top_p,
+    min_p: sampling.MinP = _DEFAULTS.min_p,
+    typical_p: sampling.TypicalP = _DEFAULTS.typical_p,
+    repeat_penalty: sampling.RepeatPenalty = _DEFAULTS.repeat_penalty,
+    repeat_last_n: sampling.RepeatLastN = _DEFAULTS.repeat_last_n,
+    presence_penalty: sampling.PresencePenalty = _DEFAULTS.presence_penalty,
+    frequency_penalty: sampling.FrequencyPenalty = _DEFAULTS.frequency_penalty,
+    dry_multiplier: sampling.DryMultiplier = _DEFAULTS.dry_multiplier,
+    dry_base: sampling.DryBase = _DEFAULTS.dry_base,
+    dry_allowed_length: sampling.DryAllowedLength = _DEFAULTS.dry_allowed_length,
+    dry_penalty_last_n: sampling.DryPenaltyLastN = _DEFAULTS.dry_penalty_last_n,
+    dry_sequence_breaker: sampling.DrySequenceBreakers = None,
+    logit_bias: sampling.LogitBias = None,
+    grammar: sampling.Grammar = None,
+    json_schema: sampling.JsonSchema = None,
+    logprobs: sampling.Logprobs = None,
     n_gpu_layers: Annotated[
         int, typer.Option("-ngl", help="Target layers on the GPU, -1 for all.")
     ] = ALL_LAYERS,
@@ -144,7 +167,28 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             draft_max=0 if plain else draft_max,
+            logprobs=logprobs,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            dry_penalty_last_n=dry_penalty_last_n,
+            dry_sequence_breakers=tuple(
+                dry_sequence_breaker or _DEFAULTS.dry_sequence_breakers,
+            ),
+            logit_bias=sampling.read_biases(logit_bias),
+            grammar=sampling.read_text("--grammar", grammar),
+            json_schema=sampling.read_text("--json-schema", json_schema),
         )
+        if compare and seed is None:
+            generate = replace(generate, seed=secrets.randbelow(MAX_SEED + 1))
         asked = _prompt(prompt, prompt_ids, bundled=model is None, quiet=as_json)
         from llamaspec.session import load
 
@@ -271,8 +315,15 @@ def _fields(done: "Completion") -> dict[str, Any]:
     for record in result["rounds"]:
         # a damaged draft gives NaN, which JSON has no word for
         if record["confidence"] is not None:
-            record["confidence"] = [c if isfinite(c) else None for c in record["confidence"]]
+            record["confidence"] = [_number(c) for c in record["confidence"]]
+    for token in result["logprobs"] or ():
+        token["logprob"] = _number(token["logprob"])
+        token["top"] = [[other, _number(value)] for other, value in token["top"]]
     return result
+
+
+def _number(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 """Where a text ends, decided token by token, and the text itself."""
 
+from collections import deque
 from collections.abc import Sequence, Set
 from typing import Literal
 
@@ -7,6 +8,7 @@ from llamaspec.text.detokenize import Pieces, StreamDetokenizer
 from llamaspec.text.stop import StopMatcher
 
 FinishReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length", "error"]
 
 
 class Ending:
@@ -16,38 +18,38 @@ class Ending:
     token that completes it is kept.
 
     Attributes:
-        reason: why the text has ended, None as long as it has not.
+        reason: why the text has ended, None as long as it has not. "error": no token could follow.
     """
 
     def __init__(
         self, *, pieces: Pieces, ends: Set[int], limit: int, stop: tuple[str, ...] = ()
     ) -> None:
         """Take the vocabulary's pieces and end tokens, the most tokens, and the stop texts."""
-        self.reason: FinishReason | None = None
+        self.reason: EndReason | None = None
         self._ends = ends
         self._left = limit
         self._detokenizer = StreamDetokenizer(pieces)
         self._matcher = StopMatcher(stop) if stop else None
         self._fresh: list[str] = []
+        # of tokens that are not committed yet: the text they make certain, and why it ends there
+        self._ahead: deque[tuple[str, EndReason | None]] = deque()
 
     def extend(self, tokens: Sequence[int]) -> int:
         """Take the next committed tokens up to where the text ends; return how many were taken."""
-        push, fresh = self._detokenizer.push, self._fresh
         for taken, token in enumerate(tokens, 1):
-            self._left -= 1
-            if token in self._ends:
-                return self._end("stop", taken)
-            text = push(token)
-            if self._matcher is not None:
-                text, stopped = self._matcher.push(text)
-                if stopped:
-                    fresh.append(text)
-                    self.reason = "stop"
-                    return taken
-            fresh.append(text)
-            if not self._left:
-                return self._end("length", taken)
+            text, self.reason = self._ahead.popleft() if self._ahead else self._read(token)
+            self._fresh.append(text)
+            if self.reason is not None:
+                return taken
         return len(tokens)
+
+    def ends_with(self, ahead: int, token: int) -> bool:
+        """Whether the text ends with a token that is `ahead` places after the committed ones and
+        that will be committed; asked in order, 0 first.
+        """
+        if ahead == len(self._ahead):
+            self._ahead.append(self._read(token))
+        return self._ahead[ahead][1] is not None
 
     def take(self) -> str:
         """Return the text that has become certain since the last call."""
@@ -55,11 +57,21 @@ class Ending:
         self._fresh.clear()
         return text
 
-    def _end(self, reason: FinishReason, taken: int) -> int:
-        self.reason = reason
+    def _read(self, token: int) -> tuple[str, EndReason | None]:
+        self._left -= 1
+        if token in self._ends:
+            return self._rest(), "stop"
+        text = self._detokenizer.push(token)
+        if self._matcher is not None:
+            text, stopped = self._matcher.push(text)
+            if stopped:
+                return text, "stop"
+        return (text, None) if self._left else (text + self._rest(), "length")
+
+    def _rest(self) -> str:
+        """What was held back, at the end of the tokens."""
         text = self._detokenizer.flush()
         if self._matcher is not None:
             text, stopped = self._matcher.push(text)
             text += "" if stopped else self._matcher.flush()
-        self._fresh.append(text)
-        return taken
+        return text

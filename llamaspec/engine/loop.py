@@ -1,6 +1,5 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
-import itertools
 import logging
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
@@ -9,7 +8,7 @@ from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import LlamaSpecError
 from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
-from llamaspec.trace import Round
+from llamaspec.trace import Round, TokenLogprob
 from llamaspec.verify.accept import Verification, accept, certain_part
 
 logger = logging.getLogger("llamaspec")
@@ -164,7 +163,8 @@ class Engine:
             first = self._target.decode_choose(batch, 1)[0]
         else:
             self._target.decode(batch)
-            first = draw(batch.size - 1)
+            first = draw(batch.size - 1, 0)
+        sequence.logprobs += self._logprobs(sequence.request, [first], batch.size - 1)
         if again:
             self._target.truncate(sequence.slot, start)
             self._publish()
@@ -220,7 +220,7 @@ class Engine:
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
-            target = choices[start:] if draw is None else map(draw, itertools.count(start))
+            target = choices[start:] if draw is None else sequence.draws(start)
             verified.append(accept(target, proposal.ids))
         return verified
 
@@ -240,10 +240,13 @@ class Engine:
         ):
             slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
             ids, confidence = proposal
+            logprobs = self._logprobs(sequence.request, result.tokens, start)
             kept = sequence.commit(result.tokens)
+            sequence.logprobs += logprobs[:kept]
             accepted = min(result.accepted, kept)
-            record = Round(position, anchor, ids, confidence, accepted, kept, replayed)
-            sequence.rounds.append(record)
+            if kept or sequence.failure is None:
+                record = Round(position, anchor, ids, confidence, accepted, kept, replayed)
+                sequence.rounds.append(record)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
@@ -252,6 +255,18 @@ class Engine:
                 positions += range(position, position + kept)
         if rows and self._learns:
             self._learn(rows, seqs, positions)
+
+    def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
+        """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
+        if request.logprobs is None or not tokens:
+            return []
+        rows = list(range(start, start + len(tokens)))
+        found, ids, top = self._target.logprobs(rows, tokens, request.logprobs)
+        columns = tokens, found.tolist(), ids.tolist(), top.tolist()
+        return [
+            TokenLogprob(token, own, tuple(zip(others, values, strict=True)))
+            for token, own, others, values in zip(*columns, strict=True)
+        ]
 
     def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""

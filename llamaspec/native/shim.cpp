@@ -1,11 +1,12 @@
 // C linkage over what llama.cpp exports as C++, and reductions over its output rows. No exception crosses.
+#include "guard.h"
+
 #include "ggml-backend.h"
 #include "llama-ext.h"
 #include "llama.h"
 
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,26 +16,9 @@ extern "C" {
 #include "shim.h"
 }
 
+thread_local std::string ls_reason;
+
 namespace {
-
-thread_local std::string last_error;
-
-int fail(const char * what) {
-    last_error = what;
-    return -1000;
-}
-
-template <typename R, typename F> R guarded(R on_error, F body) {
-    last_error.clear();
-    try {
-        return body();
-    } catch (const std::exception & e) {
-        fail(e.what());
-    } catch (...) {
-        fail("unknown native exception");
-    }
-    return on_error;
-}
 
 struct LogLine {
     int level;
@@ -152,7 +136,7 @@ const char * ls_build_info(void) {
 }
 
 const char * ls_last_error(void) {
-    return last_error.c_str();
+    return ls_reason.c_str();
 }
 
 int ls_load_backends(const char * dir) {

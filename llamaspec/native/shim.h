@@ -73,6 +73,50 @@ const float * ls_hidden(struct llama_context * ctx);
 /* The two largest logits of the first n_rows output rows: index of the first, ids [n_rows], and gap [n_rows] between. */
 int ls_top2(struct llama_context * ctx, int n_rows, int32_t * ids, float * gap);
 
+/* How to draw tokens: llama.cpp's samplers and their values. bias_ids, bias [n_bias]; dry_breakers [n_dry_breakers];
+   grammar: GBNF with a rule "root", NULL for none. A temperature of 0 takes the likeliest of what is left. */
+struct ls_sampling {
+    uint32_t seed;
+    float temperature;
+    int32_t top_k;
+    float top_p;
+    float min_p;
+    float typical_p;
+    float repeat_penalty;
+    float presence_penalty;
+    float frequency_penalty;
+    int32_t repeat_last_n;
+    float dry_multiplier;
+    float dry_base;
+    int32_t dry_allowed_length;
+    int32_t dry_last_n;
+    const char ** dry_breakers;
+    int32_t n_dry_breakers;
+    const int32_t * bias_ids;
+    const float * bias;
+    int32_t n_bias;
+    const char * grammar;
+};
+
+/* NULL on failure; a grammar's fault is in the log. */
+struct ls_sampler * ls_sampler_new(const struct llama_model * model, const struct ls_sampling * options);
+void ls_sampler_free(struct ls_sampler * sampler);
+
+/* Let the prompt count for penalties. */
+int ls_sampler_prompt(struct ls_sampler * sampler, const int32_t * ids, int n);
+
+/* The token at `index` of the text, from an output row of the last decode. It is drawn once: asked again, as after an
+   interruption, it is what it was. Returns it, negative on failure. */
+int ls_sampler_draw(struct ls_sampler * sampler, struct llama_context * ctx, int row, int index);
+
+/* A JSON schema as GBNF, valid until the next call of this thread; NULL on failure. */
+const char * ls_schema_to_grammar(const char * schema);
+
+/* Of n output rows: the log-probability of the given token, logprob [n], and the n_top likeliest tokens with theirs,
+   top_ids and top_logprob [n, n_top], all of the softmax of the logits as they are. */
+int ls_logprobs(struct llama_context * ctx, const int32_t * rows, const int32_t * ids, int n, int n_top, float * logprob,
+                int32_t * top_ids, float * top_logprob);
+
 /* Text <-> ids. Returns the length, or minus the length that would be needed. */
 int ls_tokenize(const struct llama_vocab * vocab, const char * text, int length, int32_t * ids, int size, int add_special,
                 int parse_special);

@@ -126,6 +126,21 @@ class Context(NativeHandle):
         self._check(self._timed(lib.ls_top2, n_rows, *pointers))
         return ids, gap
 
+    def logprobs(
+        self, rows: list[int], tokens: list[int], n_top: int
+    ) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Of the output rows of the batch rows `rows` of the last decode: the log-probability of
+        each row's token [n], and the n_top likeliest ids and theirs [n, n_top].
+
+        Probabilities are the softmax of the logits as they are: the model's own, at temperature 1.
+        """
+        n = len(rows)
+        found = np.empty(n, np.float32)
+        ids, top = np.empty((n, n_top), np.int32), np.empty((n, n_top), np.float32)
+        pointers = float_pointer(found), int_pointer(ids), float_pointer(top)
+        self._check(self._timed(lib.ls_logprobs, rows, tokens, n, n_top, *pointers))
+        return found, ids, top
+
     def logits_view(self, n_rows: int) -> FloatArray:
         """The first n_rows output rows [n_rows, vocabulary]: native memory, valid until the next
         decode.

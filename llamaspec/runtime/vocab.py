@@ -23,6 +23,10 @@ class Vocab:
         self.size: int = lib.llama_vocab_n_tokens(self._ptr)
         # the tokens that end a generation: EOS, EOT and the like
         self.ends = frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
+        count = ffi.new("int32_t *")
+        lib.llama_vocab_get_suppress_tokens(self._ptr, count)
+        self.suppresses = count[0] > 0
+        """The file names tokens that must never be chosen."""
         self.bos_text = self._special_text(lib.llama_vocab_bos(self._ptr))
 
     def tokenize(

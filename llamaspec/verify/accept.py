@@ -1,5 +1,6 @@
 """Acceptance: which proposals the target agrees with. Pure; knows nothing of models."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -31,14 +32,17 @@ def accept(choices: Iterable[int], proposal: Sequence[int]) -> Verification:
 
     choices: the target's token after the anchor and 0, 1, 2, ... proposals, read as far as needed.
     Greedy passes the argmax of each row; a sampler draws from them one by one ("match", exact for
-    every deterministic proposal: one draw a committed token, in order).
+    every deterministic proposal: one draw a committed token, in order). Choices that give out
+    early, where the text ends, end the result.
     """
     source = iter(choices)
     tokens: list[int] = []
     for proposed in proposal:
-        chosen = next(source)
+        chosen = next(source, None)
+        if chosen is None:
+            return Verification(len(tokens), tokens)
         tokens.append(chosen)
         if chosen != proposed:
             return Verification(len(tokens) - 1, tokens)
-    tokens.append(next(source))
+    tokens += itertools.islice(source, 1)
     return Verification(len(proposal), tokens)

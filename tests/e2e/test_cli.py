@@ -1,6 +1,7 @@
 """The command line as it is used: what it prints, where, and with which exit code."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -83,7 +84,9 @@ def test_help_names_every_command_and_option() -> None:
     usage = llamaspec("run", "--help").stdout
     options = "-m --model -d --draft -n --max-tokens --draft-max --plain --compare --json --stop"
     more = "--prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
-    for option in f"{options} {more}".split():
+    filters = "--top-k --top-p --min-p --typical --logit-bias --grammar --json-schema --logprobs"
+    penalties = "--repeat-penalty --presence-penalty --frequency-penalty --repeat-last-n"
+    for option in f"{options} {more} {filters} {penalties} --dry-multiplier".split():
         assert option in usage
     assert "130" in usage
 
@@ -247,6 +250,55 @@ def test_options_reach_the_loop(session: Session) -> None:
     seeded = ("-n", 16, "--temp", 0.8, "--seed", 7, QUESTION)
     drawn = session.generate(IN_CHAT, max_tokens=16, temperature=0.8, seed=7)
     assert told(complete(*seeded)) == told(complete(*seeded, "--plain")) == result(drawn)
+
+
+def test_sampling_options_reach_the_samplers(session: Session, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "max_tokens": 24,
+        "temperature": 1.1,
+        "seed": 5,
+        "top_k": 30,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "typical_p": 0.9,
+        "repeat_penalty": 1.2,
+        "repeat_last_n": 40,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "dry_multiplier": 0.7,
+        "dry_base": 1.5,
+        "dry_allowed_length": 1,
+        "dry_penalty_last_n": -1,
+        "logprobs": 2,
+    }
+    renamed = {"temperature": "temp", "typical_p": "typical"}
+    words = []
+    for name, value in settings.items():
+        words += ["--" + renamed.get(name, name).replace("_", "-"), str(value)]
+    words += ["--dry-sequence-breaker", ".", "--dry-sequence-breaker", "!"]
+    found = complete(*words, "--logit-bias", "300=-inf", "--logit-bias", "13=-1", QUESTION)
+    done = session.generate(
+        IN_CHAT,
+        dry_sequence_breakers=[".", "!"],
+        logit_bias={300: -math.inf, 13: -1.0},
+        **settings,
+    )
+    assert told(found) == result(done)
+    assert done.logprobs is not None
+    assert [token["token_id"] for token in found["logprobs"]] == found["token_ids"]
+    assert found["logprobs"][0]["top"] == [list(pair) for pair in done.logprobs[0].top]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "minItems": 2}')
+    for given in (f"@{schema}", schema.read_text()):
+        values = json.loads(complete("--json-schema", given, "--temp", 1, QUESTION)["text"])
+        assert len(values) >= 2
+        assert {type(value) for value in values} == {bool}
+
+
+def test_a_comparison_draws_with_one_seed() -> None:
+    found = complete("--compare", "--temp", 1.5, "-n", 24, QUESTION)
+    assert found["identical"]
+    assert found["text"] == found["plain"]["text"]
 
 
 def test_verbose_shows_what_llama_cpp_says() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llamaspec.verify.accept import accept
+from llamaspec.verify.accept import Verification, accept
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,17 @@ def test_one_draw_a_committed_token_in_order() -> None:
     result = accept(draws(), [5, 6, 7, 8])
     assert asked == [0, 1, 2]
     assert result.tokens == [5, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [
+        ([], Verification(0, [])),
+        ([5], Verification(1, [5])),
+        ([5, 6], Verification(2, [5, 6])),
+        ([5, 9], Verification(1, [5, 9])),
+    ],
+    ids=str,
+)
+def test_choices_that_give_out_end_the_result(choices: list[int], expected: Verification) -> None:
+    assert accept(choices, [5, 6]) == expected

@@ -21,6 +21,7 @@ FLOORS = [
     {"ffi"},
     {"_native"},
     {"options"},
+    {"constraint"},
     {"errors", "_version"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}

@@ -1,7 +1,6 @@
 struct llama_model;
 struct llama_context;
 struct llama_vocab;
-struct llama_sampler;
 typedef struct llama_memory_i * llama_memory_t;
 typedef int32_t llama_pos;
 typedef int32_t llama_token;
@@ -45,11 +44,6 @@ struct llama_context_params {
     ...;
 };
 
-typedef struct llama_sampler_chain_params {
-    bool no_perf;
-    ...;
-} llama_sampler_chain_params;
-
 struct llama_model_tensor_override {
     const char * pattern;
     enum ggml_type type;
@@ -66,7 +60,6 @@ typedef struct llama_model_quantize_params {
 
 struct llama_model_params llama_model_default_params(void);
 struct llama_context_params llama_context_default_params(void);
-struct llama_sampler_chain_params llama_sampler_chain_default_params(void);
 struct llama_model_quantize_params llama_model_quantize_default_params(void);
 
 void llama_backend_init(void);
@@ -94,10 +87,4 @@ float * llama_get_logits(struct llama_context * ctx);
 int32_t llama_vocab_n_tokens(const struct llama_vocab * vocab);
 bool llama_vocab_is_eog(const struct llama_vocab * vocab, llama_token token);
 llama_token llama_vocab_bos(const struct llama_vocab * vocab);
-
-struct llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params params);
-void llama_sampler_chain_add(struct llama_sampler * chain, struct llama_sampler * smpl);
-struct llama_sampler * llama_sampler_init_temp(float t);
-struct llama_sampler * llama_sampler_init_dist(uint32_t seed);
-llama_token llama_sampler_sample(struct llama_sampler * smpl, struct llama_context * ctx, int32_t idx);
-void llama_sampler_free(struct llama_sampler * smpl);
+const llama_token * llama_vocab_get_suppress_tokens(const struct llama_vocab * vocab, int32_t * n_suppress_tokens);
