@@ -18,7 +18,7 @@ def plain_gap(
     """
     gaps: list[float] = []
 
-    def draw(_: int) -> int:
+    def draw(_: int, __: int) -> int:
         # every pass puts out one row: what was generated is forced, the last gap is wanted
         gaps.append(float(context.top2(1)[1][0]))
         return tokens[len(gaps) - 1] if len(gaps) <= len(tokens) else 0

@@ -371,7 +371,7 @@ def test_an_interrupted_round_draws_nothing_twice(
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "seed": 3}], ids=str)
 def test_a_stream_that_the_garbage_collector_ends_in_a_step(
-    monkeypatch: pytest.MonkeyPatch, settings: GenerateSettings
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     compute = Context._compute
     left: list[Any] = []

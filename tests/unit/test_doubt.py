@@ -151,7 +151,7 @@ def test_a_draw_gets_a_row_of_its_own() -> None:
     target, drafter, sizes = NoisyTarget(truth), FakeDrafter(truth), []
     loop = Engine(cast(Any, target), cast(Any, drafter), Doubt(BOUND))
 
-    def draw(row: int) -> int:
+    def draw(row: int, _: int) -> int:
         sizes.append(len(target._rows))
         return target._out[-1]
 
