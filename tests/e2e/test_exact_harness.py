@@ -14,8 +14,8 @@ from llamaspec.runtime.quantize import quantize
 pytestmark = pytest.mark.native
 
 TYPES = ("f32", "bf16", "q8_0", "q4_k_m")
-TEXTS = [text for _, text in PROMPTS[:2]]
-TOKENS = 48
+TEXTS = [text for _, text in PROMPTS[2:3]]
+TOKENS = 40
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -38,6 +38,6 @@ def test_exact_mode_gives_plain_decodings_tokens(
     assert [t.gaps for t in exact + near] == [[]] * len(exact + near)
     # a drafter that proposes nothing would be exact too
     assert all(t.rounds < 0.6 * t.tokens for t in exact)
-    # by default, rounding differs somewhere for every type but q8_0; what differs is a near tie
-    assert bool(near) == (name != "q8_0")
+    # by default, every type rounds differently with flash attention off; what differs is a near tie
+    assert "off" in {t.setting.flash_attention for t in near}
     assert all(gap <= t.bound for t in tallies for gap in t.gaps)
