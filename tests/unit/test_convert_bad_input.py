@@ -504,9 +504,6 @@ FIT: dict[str, Bad] = {
     "taps-repeated": bad(ZLAB, settings(**{TAP: [1, 3, 3]}), "[1, 3, 3]", "each once"),
     "taps-beyond": unfit(ZLAB, settings(**{TAP: [1, 3, 6]}), "[1, 3, 6]", "0 to 5"),
     "taps-below": bad(ZLAB, settings(**{TAP: [-2, 3, 4]}), "is -2"),
-    "last-layer": unfit(
-        ZLAB, settings(**{TAP: [1, 3, 5]}), "last layer", "(5)", "qwen3", "nemotron_h"
-    ),
     "no-taps": bad(ZLAB, settings(**{TAP: []}), "empty"),
     "a-million-taps": bad(ZLAB, settings(**{TAP: [1] * 10**6}), "[1, 1", "..."),
     "taps-of-text": bad(ZLAB, settings(**{TAP: ["1", "3"]}), "is '1'"),
