@@ -116,16 +116,16 @@ def random_grammar(rng: random.Random) -> str:
 def test_no_grammar_ends_the_process(session: Session) -> None:
     rng = random.Random(0)
     outcomes = {"text": 0, "refused": 0, "dead end": 0}
-    for _ in range(400):
+    for _ in range(200):
         grammar = random_grammar(rng)
         try:
-            session.generate("x", max_tokens=8, grammar=grammar, temperature=1.5, seed=1)
+            session.generate("x", max_tokens=6, grammar=grammar, temperature=1.5, seed=1)
             outcomes["text"] += 1
         except OptionError:
             outcomes["refused"] += 1
         except LlamaSpecError:
             outcomes["dead end"] += 1
-    assert min(outcomes["text"], outcomes["refused"]) > 50, outcomes
+    assert min(outcomes["text"], outcomes["refused"]) > 30, outcomes
     assert session.generate("x", max_tokens=4).token_ids
 
 
