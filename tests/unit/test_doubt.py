@@ -205,7 +205,7 @@ def test_a_prompts_token_can_be_taken_before_its_features(prompt: int, drawn: bo
         loop = Engine(cast(Any, target), cast(Any, drafter))
         loop.prompt_end_twice = twice
         ending = Ending(pieces=Pieces(lambda t: b"x"), ends=frozenset(), limit=LIMIT)
-        draw = (lambda row, t=target: t._out[-1]) if drawn else None
+        draw = (lambda row, _, t=target: t._out[-1]) if drawn else None
         request = Request(np.arange(prompt, dtype=np.int32), LIMIT, 4, ending, draw)
         sequence = loop.admit(request)
         # a last part of one row is computed alone either way
