@@ -34,7 +34,7 @@ def upstream() -> dict[str, dict[str, str]]:
 
 def test_each_file_has_its_headers() -> None:
     assert {f.name for f in CDEF.glob("*.h")} == set(HEADERS)
-    assert len(declared()) > 30
+    assert len(declared()) >= 20
 
 
 @pytest.mark.parametrize(("file", "name", "prototype"), declared(), ids=lambda v: str(v)[:40])
