@@ -15,7 +15,6 @@ from llamaspec.convert.scaled import (
     MX_BLOCK,
     NV_BLOCK,
     TABLES,
-    Floats,
     decoded,
     mxfp4_blocks,
     nibbles,
@@ -124,20 +123,6 @@ def mx_codes(source: Checkpoint, name: str, scale: str) -> Weights:
 
     kind: Kind = "MXFP4"
     return Weights((n, m), kind, rows, (name, scale))
-
-
-def mx_floats(source: Checkpoint, name: str, scale: str) -> Weights:
-    """The same matrix in floats."""
-    n, m = _mx_shape(source, name, scale)
-
-    def rows(start: int, stop: int) -> Floats:
-        values = E2M1[nibbles(source.raw(name, start, stop).view(np.uint8))]
-        scales = TABLES["F8_E8M0"][source.raw(scale, start, stop)]
-        return (values.reshape(*scales.shape, MX_BLOCK) * scales[..., None]).reshape(
-            stop - start, m
-        )
-
-    return Weights((n, m), "F32", rows, (name, scale))
 
 
 def _mx_shape(source: Checkpoint, name: str, scale: str) -> tuple[int, int]:

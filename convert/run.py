@@ -161,9 +161,8 @@ def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> d
     }
     return {
         **{key: typed(value) for key, value in general.items()},
-        **draft_keys(plan.config),
-        **{key: value for key, value in target.tokenizer.items() if _kept(key)},
-        "tokenizer.ggml.mask_token_id": typed(plan.config.mask),
+        **target.tokenizer,
+        **draft_keys(plan.config),  # its mask replaces the tokenizer's
         **source_keys(source),
     }
 
@@ -171,10 +170,6 @@ def _keys(job: Job, plan: Plan, target: Target, digests: Mapping[str, str]) -> d
 def _utf8(name: str) -> str:
     """A file's name, which may be no text."""
     return name.encode(errors="replace").decode()
-
-
-def _kept(key: str) -> bool:
-    return key != "tokenizer.ggml.mask_token_id"
 
 
 def _check_written(path: Path, job: Job, plan: Plan, target: Target) -> dict[str, int]:

@@ -7,6 +7,7 @@ Format: eight bytes of length (little-endian), a JSON header, the data. A tensor
 import json
 import math
 import mmap
+import os
 import stat
 import struct
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from llamaspec.convert.shown import shown
 from llamaspec.errors import ModelLoadError
+from llamaspec.runtime.mapping import map_file
 
 MAX_HEADER = 100 << 20
 """The format's own limit, in bytes."""
@@ -70,7 +72,7 @@ class SafetensorsFile:
         Raises:
             ModelLoadError: missing, truncated, or a header that does not describe the file.
         """
-        data = _map(path)
+        data = map_file(path, _problem)
         try:
             return cls(path, data, _Header(path, data).entries())
         except BaseException:
@@ -101,23 +103,12 @@ class SafetensorsFile:
             self._data.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelLoadError(f"{path}: is not a regular file")
-        if status.st_size < 8:
-            raise ModelLoadError(
-                f"{path}: has {status.st_size} bytes, too few for a safetensors file; "
-                "download or copy it again"
-            )
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelLoadError(f"{path}: cannot be read ({reason})") from None
+def _problem(status: os.stat_result) -> str | None:
+    if stat.S_ISREG(status.st_mode) and status.st_size < 8:
+        return (
+            f"has {status.st_size} bytes, too few for a safetensors file; download or copy it again"
+        )
+    return None
 
 
 class _Header:

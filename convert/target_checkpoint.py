@@ -17,6 +17,7 @@ from pathlib import Path
 
 from llamaspec import _version
 from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
+from llamaspec.runtime.child import ended_after
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.description import FileDescription
 from llamaspec.runtime.staged import staged
@@ -210,14 +211,8 @@ def _child(command: list[str]) -> "Iterator[subprocess.Popen[str]]":
         env=env | offline | {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"},
         start_new_session=True,
     )
-    try:
+    with ended_after(child):
         yield child
-    finally:
-        child.kill()
-        for stream in (child.stdin, child.stdout):
-            with suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
-        child.wait()
 
 
 def _reason(lines: Iterable[str], code: int) -> str:

@@ -64,22 +64,6 @@ def constant(values: npt.NDArray[Any], source: tuple[str, ...] = ()) -> Weights:
     return Weights(values.shape, kind, lambda start, stop: values[start:stop], source)
 
 
-def reshaped(weights: Weights, *shape: int) -> Weights:
-    """The same values with trailing or leading axes of another split; rows must stay whole."""
-    rows, n_rows = weights.rows, weights.n_rows
-    if shape[0] == n_rows:
-        return replace(
-            weights, shape=shape, rows=lambda a, b: rows(a, b).reshape(b - a, *shape[1:])
-        )
-    step, rest = divmod(n_rows, shape[0])
-    assert not rest
-    return replace(
-        weights,
-        shape=shape,
-        rows=lambda a, b: rows(a * step, b * step).reshape(b - a, *shape[1:]),
-    )
-
-
 def deinterleaved(weights: Weights, head_width: int) -> Weights:
     """Rows of each head from interleaved RoPE pairs (0, 1), (2, 3), ... to NeoX halves.
 

@@ -1,6 +1,7 @@
 """An opened GGUF: metadata, tensor descriptions and tensors as NumPy arrays, without llama.cpp."""
 
 import mmap
+import os
 import re
 import stat
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from llamaspec.errors import ClosedError, ModelLoadError
 from llamaspec.runtime.gguf_header import Header, HeaderParser
 from llamaspec.runtime.gguf_types import MetaArray, MetaValue, TensorInfo
+from llamaspec.runtime.mapping import map_file
 
 __all__ = ["GGUFFile", "MetaArray", "MetaValue", "TensorInfo"]
 
@@ -57,7 +59,7 @@ class GGUFFile:
             ModelLoadError: missing, not a file, empty, truncated, not a GGUF, or malformed.
         """
         path = Path(path)
-        data = _map(path)
+        data = map_file(path, _problem)
         try:
             header = HeaderParser(data, str(path)).parse()
             parts = _parts(path, header.metadata) if first_part else (path,)
@@ -186,22 +188,12 @@ class GGUFFile:
         return values
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelLoadError(f"{path}: is a directory, not a GGUF file")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelLoadError(f"{path}: is not a regular file")
-        if status.st_size == 0:
-            raise ModelLoadError(f"{path}: is empty (0 bytes); download or copy it again")
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelLoadError(f"{path}: cannot be read ({reason})") from None
+def _problem(status: os.stat_result) -> str | None:
+    if stat.S_ISDIR(status.st_mode):
+        return "is a directory, not a GGUF file"
+    if stat.S_ISREG(status.st_mode) and status.st_size == 0:
+        return "is empty (0 bytes); download or copy it again"
+    return None
 
 
 def _parts(path: Path, metadata: Mapping[str, MetaValue]) -> tuple[Path, ...]:

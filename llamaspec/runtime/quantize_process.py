@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import IO
 
 from llamaspec.errors import LlamaSpecError
+from llamaspec.runtime.child import ended_after
 
 # by name: this process needs no native code
 _logger = logging.getLogger("llamaspec.native")
@@ -95,14 +96,8 @@ def _child() -> "Iterator[tuple[subprocess.Popen[str], IO[bytes]]]":
             env=os.environ | {"GGML_NO_BACKTRACE": "1"},
             start_new_session=True,
         )
-        try:
+        with ended_after(child):
             yield child, errors
-        finally:
-            child.kill()
-            for stream in (child.stdin, child.stdout):
-                with suppress(OSError):
-                    stream.close()  # type: ignore[union-attr]
-            child.wait()
 
 
 def _send(stdin: IO[str], line: str) -> None:
