@@ -221,11 +221,11 @@ SLOW = [
     LONG.replace("%s", "{% set y = x | unique | list %}"),
     LONG.replace("%s", "{% set y = x | map(attribute='y') | list %}"),
     *("{{ slow | " + walk + " | list }}" for walk in ("select", "unique", "batch(9)")),
-    "{{ [0] | map(attribute='a.' * 9000000) | list }}",
-    TEXT + "{% if a == b %}{% endif %}" * 3000,
-    TEXT + "{% if a is eq(b) %}{% endif %}" * 3000,
-    TEXT + "{% if 'xy' in a %}{% endif %}" * 3000,
-    "{% set n = 7 ** 20000 %}{% set d = 7 ** 9999 %}" + "{% set m = n // d %}" * 3000,
+    "{{ ['x'] | map(attribute='0.' * 9000000) | list }}",
+    TEXT + "{% if a == b %}{% endif %}" * 15000,
+    TEXT + "{% if a is eq(b) %}{% endif %}" * 15000,
+    TEXT + "{% if 'xy' in a %}{% endif %}" * 15000,
+    "{% set n = 7 ** 20000 %}{% set d = 7 ** 9999 %}" + "{% set m = n // d %}" * 9000,
 ]
 
 
