@@ -15,6 +15,7 @@ FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
 Head = Literal["graph", "python"]
 SplitMode = Literal["layer", "none", "row", "tensor"]
+Acceptance = Literal["match", "residual", "block"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
@@ -162,6 +163,7 @@ class GenerateSettings(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     draft_max: int | None
+    accept: Acceptance
     logprobs: int | None
     top_k: int
     top_p: float
@@ -189,6 +191,10 @@ class GenerateOptions:
     fresh one.
     stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for
     plain decoding.
+    accept: how proposals are accepted at a temperature. "match": the target draws, and a proposal
+    that equals the draw is accepted; a seed gives the text it gives without the draft. "residual",
+    "block": the draft samples too and more is accepted; texts are distributed as without the draft,
+    but a seed gives another one.
     logprobs: None for none; otherwise every token comes with its log-probability and those of so
     many likeliest alternatives, by the model's own distribution: temperature 1, before all that
     follows here.
@@ -210,6 +216,7 @@ class GenerateOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     draft_max: int | None = None
+    accept: Acceptance = "match"
     logprobs: int | None = None
     top_k: int = 0
     top_p: float = 1.0
@@ -247,6 +254,7 @@ class GenerateOptions:
         _whole("max_tokens", self.max_tokens, 1)
         if self.draft_max is not None:
             _whole("draft_max", self.draft_max, 0)
+        _choice("accept", self.accept, Acceptance)
         if self.seed is not None:
             # llama.cpp takes the largest number for "any"
             _whole("seed", self.seed, 0, MAX_SEED)

@@ -17,6 +17,8 @@ import numpy as np
 
 from llamaspec import demo, hub
 from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
+from llamaspec.draft.drafter import Dice
+from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request
@@ -105,6 +107,8 @@ class Session:
                 same text with and without a draft. None takes a fresh one.
                 stop: one or more texts that end the completion.
                 draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+                accept: "match", or with a temperature "residual" or "block", which accept more and
+                give texts of the same distribution, but a seed another text than without the draft.
                 logprobs: how many likeliest alternatives to give with every token's
                 log-probability, None for none of it.
                 top_k, top_p, min_p, typical_p; repeat_penalty, repeat_last_n, presence_penalty,
@@ -264,7 +268,20 @@ class Session:
             draft_max=self._draft_max(options.draft_max),
             ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
             draw=None if sampler is None else partial(sampler.draw, pair.context),
+            chances=None if sampler is None else self._chances(options, sampler),
             logprobs=options.logprobs,
+        )
+
+    def _chances(self, options: GenerateOptions, sampler: Sampler) -> Chances | None:
+        if options.accept == "match" or options.temperature == 0 or options.draft_max == 0:
+            return None
+        # the sampler's own numbers stay apart from the draft's
+        random = np.random.default_rng(None if options.seed is None else [options.seed, 1])
+        return Chances(
+            options.accept,
+            Dice(options.temperature, random),
+            partial(sampler.odds, self._pair.context),
+            sampler.take,
         )
 
     def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
@@ -274,6 +291,11 @@ class Session:
             if options.logprobs is not None and options.logprobs > model.vocab.size:
                 raise OptionError(
                     f"logprobs {options.logprobs} is more than the vocabulary of {model.vocab.size}"
+                )
+            if self.exact and options.accept != "match":
+                raise OptionError(
+                    f"exact gives the text that a seed gives without the draft, accept "
+                    f"{options.accept!r} another of the same distribution; choose one of them"
                 )
             if not needs_sampler(options, model):
                 return None

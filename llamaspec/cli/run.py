@@ -99,6 +99,7 @@ def run(
     dry_penalty_last_n: sampling.DryPenaltyLastN = _DEFAULTS.dry_penalty_last_n,
     dry_sequence_breaker: sampling.DrySequenceBreakers = None,
     logit_bias: sampling.LogitBias = None,
+    accept: sampling.Accept = _DEFAULTS.accept,
     grammar: sampling.Grammar = None,
     json_schema: sampling.JsonSchema = None,
     logprobs: sampling.Logprobs = None,
@@ -167,6 +168,7 @@ def run(
             seed=seed,
             stop=tuple(stop or ()),
             draft_max=0 if plain else draft_max,
+            accept=accept,  # type: ignore[arg-type]
             logprobs=logprobs,
             top_k=top_k,
             top_p=top_p,
@@ -187,6 +189,11 @@ def run(
             grammar=sampling.read_text("--grammar", grammar),
             json_schema=sampling.read_text("--json-schema", json_schema),
         )
+        if compare and accept != "match" and temperature > 0:
+            raise OptionError(
+                f"--compare compares texts and --accept {accept} gives others than the target's "
+                "own draws; use --accept match"
+            )
         if compare and seed is None:
             generate = replace(generate, seed=secrets.randbelow(MAX_SEED + 1))
         asked = _prompt(prompt, prompt_ids, bundled=model is None, quiet=as_json)

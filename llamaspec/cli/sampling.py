@@ -52,6 +52,14 @@ LogitBias = Annotated[
         "--logit-bias", help="ID=BIAS, added to a token's logit, -inf excludes it; may be repeated."
     ),
 ]
+Accept = Annotated[
+    str,
+    typer.Option(
+        "--accept",
+        help="With a temperature: match (a seed gives the text it gives without the draft), "
+        "residual or block (more is accepted; texts of the same distribution).",
+    ),
+]
 Grammar = Annotated[
     str | None, typer.Option("--grammar", help="GBNF that the text follows, or @FILE.")
 ]

@@ -1,15 +1,27 @@
 """The seam between the loop and whatever proposes tokens."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from llamaspec.runtime.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Dice:
+    """How to sample a proposal: the draft's temperature, above 0, and the random numbers."""
+
+    temperature: float
+    random: np.random.Generator
 
 
 class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, ids that the
     block has room for (its width, which a block draft's ids depend on), and most ids wanted.
-    text: prompt and output so far, the anchor last; borrowed, not to be changed.
+    text: prompt and output so far, the anchor last; borrowed, not to be changed. dice: None for the
+    draft's likeliest tokens.
     """
 
     seq: int
@@ -18,13 +30,19 @@ class Anchor(NamedTuple):
     width: int
     limit: int
     text: Sequence[int] = ()
+    dice: Dice | None = None
 
 
 class Proposal(NamedTuple):
-    """ids d1..dL and, where the draft has a confidence head, a confidence each."""
+    """ids d1..dL and, where the draft has a confidence head, a confidence each.
+
+    odds: of sampled ids, q [L, V], V the target's vocabulary: what each was sampled from, given the
+    anchor and the ids before it. None where the ids carry no randomness.
+    """
 
     ids: tuple[int, ...] = ()
     confidence: tuple[float, ...] | None = None
+    odds: FloatArray | None = None
 
 
 NOTHING = Proposal()

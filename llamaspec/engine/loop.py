@@ -183,7 +183,7 @@ class Engine:
         if self._drafter is None:
             return [NOTHING] * len(active)
         anchors = [
-            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit, s.text)
+            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit, s.text, s.dice)
             for s in active
         ]
         try:
@@ -220,7 +220,7 @@ class Engine:
         verified = []
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
-            target = choices[start:] if draw is None else sequence.draws(start)
+            target = choices[start:] if draw is None else sequence.draws(start, proposal)
             verified.append(accept(target, proposal.ids))
         return verified
 
@@ -239,7 +239,7 @@ class Engine:
             active, proposals, starts, verified, strict=True
         ):
             slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
-            ids, confidence = proposal
+            ids, confidence = proposal.ids, proposal.confidence
             logprobs = self._logprobs(sequence.request, result.tokens, start)
             kept = sequence.commit(result.tokens)
             sequence.logprobs += logprobs[:kept]

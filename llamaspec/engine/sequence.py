@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from llamaspec.draft.drafter import Dice, Proposal
+from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
 from llamaspec.errors import SamplingError
 from llamaspec.runtime.arrays import IntArray
@@ -16,7 +18,8 @@ class Request:
     round, 0 for none.
 
     draw(row, index): the target's token at `index` of the text, from an output row of the last
-    pass; None for greedy. logprobs: how many likeliest alternatives to keep with every token, None
+    pass; None for greedy. chances: how to accept proposals that were sampled, None where none are.
+    logprobs: how many likeliest alternatives to keep with every token, None
     to keep no log-probabilities.
     """
 
@@ -25,6 +28,7 @@ class Request:
     draft_max: int
     ending: Ending
     draw: Callable[[int, int], int] | None = None
+    chances: Chances | None = None
     logprobs: int | None = None
 
 
@@ -34,7 +38,8 @@ class Sequence:
 
     text: prompt and tokens. clean: how many positions of the KV cache, from the first on, hold
     what plain decoding would have put there. in_doubt: the next token is nearly tied, to be
-    decided by a single row over a clean cache. near_ties: how often that was so.
+    decided by a single row over a clean cache. near_ties: how often that was so. decided: tokens
+    that follow the committed ones already, by chance; an interrupted round leaves them to the next.
     """
 
     slot: int
@@ -46,6 +51,7 @@ class Sequence:
     clean: int = 0
     in_doubt: bool = False
     near_ties: int = 0
+    decided: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()
@@ -75,22 +81,26 @@ class Sequence:
         """The most proposals that can still become text: the last token is the target's own."""
         return max(0, min(self.request.draft_max, self.remaining - 1))
 
-    def draws(self, start: int) -> Iterator[int]:
+    @property
+    def dice(self) -> Dice | None:
+        """What the draft samples with, None for its likeliest tokens."""
+        return None if self.request.chances is None else self.request.chances.dice
+
+    def draws(self, start: int, proposal: Proposal) -> Iterator[int]:
         """The target's tokens after the anchor, from the output rows from `start` on, up to where
         the text ends: what would come after it is not drawn. Where none is left to draw, `failure`
         says why.
         """
-        draw, ending, index = self.request.draw, self.request.ending, len(self.tokens)
-        assert draw is not None
-        for ahead in itertools.count():
-            try:
-                token = draw(start + ahead, index + ahead)
-            except SamplingError as error:
-                self.failure = error
-                return
-            yield token
-            if ending.ends_with(ahead, token):
-                return
+        ending = self.request.ending
+        try:
+            self._decide(start, proposal)
+            for ahead in itertools.count():
+                token = self._draw(start, ahead)
+                yield token
+                if ending.ends_with(ahead, token):
+                    return
+        except SamplingError as error:
+            self.failure = error
 
     def commit(self, tokens: list[int]) -> int:
         """Append tokens up to where the text ends; return how many were kept."""
@@ -98,6 +108,20 @@ class Sequence:
         kept = ending.extend(tokens)
         self.tokens.extend(tokens[:kept])
         self.text.extend(tokens[:kept])
+        del self.decided[:kept]
         if self.failure is not None and ending.reason is None:
             ending.reason = "error"
         return kept
+
+    def _decide(self, start: int, proposal: Proposal) -> None:
+        chances = self.request.chances
+        if chances is not None and proposal.odds is not None and not self.decided:
+            self.decided = chances.decide(proposal, start, len(self.tokens))
+
+    def _draw(self, start: int, ahead: int) -> int:
+        draw, chances, index = self.request.draw, self.request.chances, len(self.tokens) + ahead
+        assert draw is not None
+        if chances is None or ahead >= len(self.decided):
+            return draw(start + ahead, index)
+        chances.take(self.decided[ahead], index)
+        return self.decided[ahead]

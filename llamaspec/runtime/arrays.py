@@ -9,6 +9,7 @@ from llamaspec.ffi import ffi
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
 
 
 def int_pointer(array: IntArray) -> Any:  # noqa: ANN401
