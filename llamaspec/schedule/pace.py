@@ -1,0 +1,123 @@
+"""How many proposals to verify, and whether to draft at all: whatever gives most tokens a second,
+plain decoding included.
+
+A round earns the tokens it commits and costs its passes. The best long-run rate is reached by
+taking, each round, the choice with the largest `tokens - rate * seconds`, where `rate` is the rate
+that the choices reach (renewal reward; Dinkelbach's method for a ratio of sums).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llamaspec.schedule.calibration import Calibration
+from llamaspec.schedule.prices import Prices
+
+_FORGET = 0.1
+_SMOOTH = 0.1
+_FIRST_WAIT, _LONGEST_WAIT = 8, 256
+
+
+@dataclass
+class Gait:
+    """What is known of one text. gain: by how many tokens, at the going rate, a drafted round was
+    better than a plain one lately. wait: plain rounds before the next try, None while drafting.
+    patience: how many it will be next time. fresh: no try of this text yet.
+    """
+
+    gain: float = 0.25
+    wait: int | None = None
+    patience: int = _FIRST_WAIT
+    fresh: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A drafted block. limit: how many of its proposals can be verified. depth: positions in the
+    KV cache. sampled: its ids are draws, so that how many are verified must not depend on what was
+    drawn later.
+    """
+
+    confidence: Sequence[float] | None
+    limit: int
+    depth: int
+    sampled: bool = False
+
+
+@dataclass
+class Pace:
+    """The choices of a session. Everything follows from prices and outcomes: with pinned prices
+    the same rounds give the same choices.
+    """
+
+    prices: Prices
+    calibration: Calibration
+    rate: float = 0.0
+    _tokens: float = field(default=1.0, repr=False)
+    _seconds: float = field(default=0.0, repr=False)
+    _last: Gait = field(default_factory=Gait, repr=False)
+
+    def __post_init__(self) -> None:
+        self._seconds = self.prices.verify(1, 0)
+        self.rate = 1 / self._seconds
+
+    def begin(self) -> Gait:
+        """A new text: it starts from where the last one ended."""
+        last = self._last
+        return Gait(last.gain, last.wait, last.patience)
+
+    def end(self, gait: Gait) -> None:
+        """A text is over."""
+        self._last = gait
+
+    def drafts(self, gait: Gait) -> bool:
+        """Whether to draft in this round; asked once a round."""
+        # where drafting did not pay last, the first round of a text tells whether it does now
+        if gait.wait is None or gait.wait == 0 or gait.fresh:
+            return True
+        gait.wait -= 1
+        return False
+
+    def width(self, gait: Gait, offer: Offer) -> int:
+        """How many proposals to verify of what was drafted for one text."""
+        depth, limit = offer.depth, offer.limit
+        chances = self.calibration.probabilities(offer.confidence, limit)[:limit]
+        worth = self._worth(chances, depth, stop=offer.sampled)
+        best = max(range(len(worth)), key=worth.__getitem__)
+        net = worth[best] - self.rate * self.prices.draft(depth) - worth[0]
+        gait.gain += _SMOOTH * (net - gait.gain)
+        if gait.wait is None:
+            if gait.gain < 0:
+                gait.wait = gait.patience
+        elif net > 0:
+            gait.wait, gait.gain = None, max(gait.gain, 0.0) + 0.1
+            gait.patience = max(_FIRST_WAIT, gait.patience // 2)
+        elif gait.wait == 0:
+            gait.wait = gait.patience = min(_LONGEST_WAIT, 2 * gait.patience)
+            # a try that verifies nothing would never learn that its confidences are wrong
+            best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
+        gait.fresh = False
+        return best
+
+    def learn(self, committed: int, verified: int, *, drafted: bool, depth: int) -> None:
+        """Take in what a round committed of so many verified proposals."""
+        seconds = self.prices.verify(verified + 1, depth)
+        if drafted:
+            seconds += self.prices.draft(depth)
+        self._tokens += _FORGET * (committed - self._tokens)
+        self._seconds += _FORGET * (seconds - self._seconds)
+        self.rate = max(1 / self.prices.verify(1, depth), self._tokens / self._seconds)
+
+    def _worth(self, chances: Sequence[float], depth: int, *, stop: bool) -> list[float]:
+        """Tokens less what the time could have brought, of each width from 0 on; with `stop` only
+        up to the first that is worth less than the one before: confidences beyond it depend on
+        tokens that it would admit.
+        """
+        survival, tokens = 1.0, 1.0
+        worth = [1 - self.rate * self.prices.verify(1, depth)]
+        for width, chance in enumerate(chances, 1):
+            survival *= chance
+            tokens += survival
+            worth.append(tokens - self.rate * self.prices.verify(width + 1, depth))
+            if stop and worth[-1] < worth[-2]:
+                break
+        return worth

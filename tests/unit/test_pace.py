@@ -1,0 +1,171 @@
+"""Choosing widths: against simulated drafts of every quality, on staircases of every shape."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from llamaspec.schedule.calibration import Calibration
+from llamaspec.schedule.cost import CostCurve, Surface
+from llamaspec.schedule.pace import Offer, Pace
+from llamaspec.schedule.prices import Prices
+
+WIDTH = 7
+STAIRS = {
+    "flat": (1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14),
+    "gentle": (1.0, 1.4, 1.5, 1.6, 1.65, 1.7, 1.8, 1.9),
+    "steep": (1.0, 1.9, 2.8, 3.7, 4.6, 5.5, 6.4, 7.3),
+    "stair": (1.0, 1.1, 1.1, 1.1, 2.1, 2.1, 2.1, 2.1),
+}
+
+
+def curve(stairs: Sequence[float], draft: float) -> CostCurve:
+    sizes = tuple(range(1, len(stairs) + 1))
+    verify = Surface((0,), sizes, (tuple(stairs),))
+    return CostCurve(verify, Surface((0,), (WIDTH,), ((draft,),)))
+
+
+def pace(stairs: Sequence[float], draft: float) -> Pace:
+    prices = Prices(curve(stairs, draft), rows=WIDTH + 1, width=WIDTH, pinned=True)
+    return Pace(prices, Calibration(WIDTH))
+
+
+@dataclass
+class Draft:
+    """Proposals that are accepted with the probabilities they state, distorted by `heat`."""
+
+    quality: float
+    heat: float
+    confident: bool = True
+
+    def block(self, dice: random.Random) -> tuple[tuple[float, ...] | None, int]:
+        """Confidences, and how many proposals the target would accept."""
+        true = [min(0.999, max(0.001, dice.gauss(self.quality, 0.15))) for _ in range(WIDTH)]
+        accepted = 0
+        while accepted < WIDTH and dice.random() < true[accepted]:
+            accepted += 1
+        stated = tuple(p**self.heat / (p**self.heat + (1 - p) ** self.heat) for p in true)
+        return (stated if self.confident else None), accepted
+
+
+def run(chooser: Pace, draft: Draft, *, tokens: int, seed: int = 0) -> tuple[float, list[int]]:
+    """Tokens a second, and the width of every round, -1 where nothing was drafted."""
+    dice, seconds, done, widths = random.Random(seed), 0.0, 0, []
+    while done < tokens:
+        gait, left = chooser.begin(), 96
+        while left > 0:
+            drafted = chooser.drafts(gait)
+            width = accepted = 0
+            if drafted:
+                confidence, would = draft.block(dice)
+                width = chooser.width(gait, Offer(confidence, min(WIDTH, left - 1), 0))
+                accepted = min(would, width)
+                chooser.calibration.learn(confidence, accepted, width)
+                seconds += chooser.prices.draft(0)
+            seconds += chooser.prices.verify(width + 1, 0)
+            chooser.learn(accepted + 1, width, drafted=drafted, depth=0)
+            widths.append(width if drafted else -1)
+            left -= accepted + 1
+            done += accepted + 1
+        chooser.end(gait)
+    return done / seconds, widths
+
+
+def fixed(stairs: Sequence[float], price: float, draft: Draft, width: int) -> float:
+    dice, seconds, done = random.Random(1), 0.0, 0
+    for _ in range(3000):
+        accepted = min(draft.block(dice)[1], width)
+        seconds += stairs[width] + (price if width else 0)
+        done += accepted + 1
+    return done / seconds
+
+
+@pytest.mark.parametrize("confident", [True, False])
+@pytest.mark.parametrize("quality", [0.02, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("stairs", STAIRS.values(), ids=STAIRS)
+def test_no_fixed_width_is_better_and_plain_decoding_is_not(
+    stairs: Sequence[float], quality: float, confident: bool
+) -> None:
+    draft, price = Draft(quality, heat=2.0, confident=confident), 0.3
+    found, _ = run(pace(stairs, price), draft, tokens=6000)
+    best = max(fixed(stairs, price, draft, width) for width in range(WIDTH + 1))
+    assert found > 0.95 * best
+    assert found > 0.98 / stairs[0]
+
+
+def test_a_useless_draft_is_asked_seldom() -> None:
+    _, widths = run(pace(STAIRS["gentle"], 0.5), Draft(0.02, heat=1.0), tokens=4000)
+    assert sum(width >= 0 for width in widths) < 0.04 * len(widths)
+
+
+def test_a_draft_that_gets_better_is_noticed() -> None:
+    chooser = pace(STAIRS["gentle"], 0.3)
+    run(chooser, Draft(0.02, heat=1.0), tokens=2000)
+    rate, widths = run(chooser, Draft(0.95, heat=1.0), tokens=2000)
+    assert rate > 1.5
+    assert sum(width < 0 for width in widths) < 0.05 * len(widths)
+
+
+def test_confidences_that_claim_too_little_are_seen_through() -> None:
+    chooser = pace(STAIRS["flat"], 0.1)
+    run(chooser, Draft(0.9, heat=-0.5), tokens=3000)
+    rate, _ = run(chooser, Draft(0.9, heat=-0.5), tokens=3000, seed=1)
+    assert rate > 3
+
+
+@pytest.mark.parametrize("heat", [0.5, 1.0, 2.5])
+def test_calibration_learns_how_sure_confidences_are(heat: float) -> None:
+    draft, dice, calibration = Draft(0.7, heat), random.Random(0), Calibration(WIDTH)
+    for _ in range(4000):
+        confidence, accepted = draft.block(dice)
+        calibration.learn(confidence, accepted, WIDTH)
+    for true in (0.55, 0.7, 0.85):
+        stated = true**heat / (true**heat + (1 - true) ** heat)
+        (found,) = calibration.probabilities((stated,), 1)
+        assert found == pytest.approx(true, abs=0.1)
+
+
+def test_sampled_proposals_are_cut_without_looking_at_what_the_cut_admits() -> None:
+    seen, rises = set(), 0
+    dice = random.Random(0)
+    for _ in range(2000):
+        chooser = pace(dice.choice(list(STAIRS.values())), 0.2)
+        start = [dice.random() for _ in range(WIDTH)]
+        at = dice.randrange(WIDTH)
+        other = [*start[: at + 1], *(dice.random() for _ in range(WIDTH - at - 1))]
+        found = []
+        for confidence in (start, other):
+            chosen = chooser.width(chooser.begin(), Offer(confidence, WIDTH, 0, sampled=True))
+            found.append(chosen)
+        # whether position at + 1 is admitted depends on confidences up to its own
+        assert (found[0] > at) == (found[1] > at)
+        seen.add(found[0])
+        free = chooser.width(chooser.begin(), Offer(start, WIDTH, 0))
+        rises += free > found[0]
+    assert len(seen) > 3
+    assert rises > 0
+
+
+def test_the_same_rounds_give_the_same_choices() -> None:
+    draft = Draft(0.6, heat=1.5)
+    first = run(pace(STAIRS["gentle"], 0.3), draft, tokens=3000)
+    assert first == run(pace(STAIRS["gentle"], 0.3), draft, tokens=3000)
+
+
+def test_prices_follow_what_passes_take_unless_they_are_pinned() -> None:
+    for pinned in (False, True):
+        prices = Prices(curve(STAIRS["gentle"], 0.3), rows=8, width=WIDTH, pinned=pinned)
+        before = prices.verify(4, 300)
+        for _ in range(400):
+            prices.observe(4, 300, 1.3 * before)
+        expected = before if pinned else 1.3 * before
+        assert prices.verify(4, 300) == pytest.approx(expected, rel=0.02)
+        assert prices.verify(3, 300) == pytest.approx(STAIRS["gentle"][2])
+
+
+def test_one_pass_that_was_held_up_hardly_moves_a_price() -> None:
+    prices = Prices(curve(STAIRS["gentle"], 0.3), rows=8, width=WIDTH)
+    before = prices.verify(1, 0)
+    prices.observe(1, 0, 1000.0)
+    assert prices.verify(1, 0) < 1.02 * before
