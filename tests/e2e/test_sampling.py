@@ -22,7 +22,8 @@ from llamaspec.engine.sequence import Sequence
 from llamaspec.errors import OptionError, SamplingError
 from llamaspec.options import MAX_SEED, GenerateSettings
 from llamaspec.runtime.context import Context
-from llamaspec.session import Prompt, Session, load
+from llamaspec.session import Session, load
+from llamaspec.text.prompt import Prompt
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native

@@ -22,7 +22,8 @@ from llamaspec.completion import Completion, Piece
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError, OptionError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
 from llamaspec.runtime.vocab import Vocab
-from llamaspec.session import Prompt, Session, load
+from llamaspec.session import Session, load
+from llamaspec.text.prompt import Prompt
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native
