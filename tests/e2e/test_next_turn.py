@@ -14,8 +14,8 @@ from llamaspec.checking import check
 from llamaspec.completion import Completion, Piece
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.engine.doubt import Doubt
-from llamaspec.errors import OptionError
-from llamaspec.runtime.context import TargetContext
+from llamaspec.errors import DecodeError, OptionError
+from llamaspec.runtime.context import DraftContext, TargetContext
 from llamaspec.runtime.quantize import quantize
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Message
@@ -168,6 +168,31 @@ def test_what_free_slots_hold_leaves_room_for_every_sequence() -> None:
             assert session.last is not None
             assert session.last.stats.cached_tokens == 0
         agree(session)
+
+
+def test_features_that_wait_for_a_text_that_is_left_do_not_wait_any_longer(
+    monkeypatch: pytest.MonkeyPatch, reference: Session
+) -> None:
+    def fail(self: DraftContext, *arguments: object) -> None:
+        raise DecodeError("scripted failure", 1)
+
+    chat = [said("user", PROMPTS[2][1])]
+    with pair() as session:
+        drafter: Any = session._pair.drafter
+        stream = session.stream(chat, max_tokens=TOKENS)
+        next(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(DraftContext, "decode", fail)
+            next(stream)
+        assert drafter._pending
+        known = drafter._known[0]
+        stream.close()
+        assert not drafter._pending
+        agree(session)
+        again = session.generate(chat, max_tokens=TOKENS)
+        assert again.stats.cached_tokens == min(known, again.stats.prompt_tokens - 1)
+    assert outcome(again) == outcome(cold(reference, chat, max_tokens=TOKENS))
+    assert all(record.draft for record in again.rounds[:-1])
 
 
 # --- exactness
