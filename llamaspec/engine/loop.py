@@ -96,14 +96,15 @@ class Engine:
             self._slots.give_back(sequence.slot)
             if self._target.closed:
                 continue
-            length = sequence.n_past if sequence.certain else 0
+            slot, length = sequence.slot, sequence.n_past
+            certain = sequence.certain and self._target.length(slot) == length
             if self._drafter is not None:
-                self._drafter.keep(sequence.slot, length)
-            if sequence.certain:
+                self._drafter.keep(slot, length if certain else 0)
+            if certain:
                 text = np.array(sequence.text[:length], np.int32)
-                self._slots.remember(sequence.slot, Held(text, len(request.prompt)))
+                self._slots.remember(slot, Held(text, len(request.prompt)))
             else:
-                self._target.truncate(sequence.slot, 0)
+                self._target.truncate(slot, 0)
 
     def _round(self, active: list[Sequence]) -> None:
         alone = self.doubt.alone(active[0])
@@ -295,10 +296,8 @@ class Engine:
                 sequence.rounds.append(record)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
-            # a text that has ended teaches the draft only if the caches could not be cut to less
-            ended = sequence.finish_reason is not None
-            learns = not (ended and self._target.can_truncate(slot, position))
-            if learns and sequence.request.draft_max > 0:
+            # a text's last rows too: the next turn then goes on from where plain decoding would
+            if sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
                 seqs += [slot] * kept
                 positions += range(position, position + kept)

@@ -161,7 +161,8 @@ def test_a_continued_prompt_is_computed_from_where_the_caches_end(drafted: bool)
     drafter = ReadingDrafter(target, 1000) if drafted else None
     loop = loop_of(target, drafter)
     first = run(loop, request([1, 2, 3], 6))
-    held = drafter.known[0] if drafter else first.n_past
+    held = first.n_past
+    assert drafter is None or drafter.known[0] == held
     prompt = [*first.text, 20, 21]
     target.splits.clear()
     second = run(loop, request(prompt, 6))
@@ -218,7 +219,7 @@ def test_a_recurrent_target_goes_on_or_starts_again() -> None:
     drafter = ReadingDrafter(target, 4)
     loop = loop_of(target, drafter)
     first = run(loop, request([1, 2, 3], 9))
-    # its caches could not be cut to what the draft knows: the draft learns to the end
+    # it could not be cut to less: the draft has learned to the text's end
     assert drafter.known[0] == first.n_past
     second = run(loop, request([*first.text, 20], 9))
     assert second.cached == first.n_past
@@ -303,6 +304,19 @@ def test_a_failed_step_spoils_what_it_touched_for_good() -> None:
     loop.release(second)
     assert [len(held.text) for held in loop._slots._held] == [0, other.n_past]
     agree(loop, target, None)
+
+
+def test_a_cache_that_could_not_be_cut_to_the_text_is_not_kept() -> None:
+    target = ReadingTarget(lambda _: 0)
+    drafter = ReadingDrafter(target, 3)
+    loop = loop_of(target, drafter)
+    asked = request([1, 2, 3], 9)
+    sequence = loop.admit(asked)
+    loop.step()
+    target.cache[0][sequence.n_past] = -1
+    loop.release(asked)
+    assert loop._slots._held[0] is NOTHING_HELD
+    assert (target.cache[0], drafter.known[0]) == ({}, 0)
 
 
 def test_features_that_never_came_to_the_draft_are_asked_of_the_target() -> None:
