@@ -66,7 +66,10 @@ def check(done: Completion) -> Completion:
 
 
 def both(session: Session, prompt: Prompt, **arguments: Any) -> Completion:  # noqa: ANN401
-    """A completion with the draft, after checking that plain decoding gives the same."""
+    """A completion with the draft, after checking that plain decoding gives the same; both from a
+    cold start.
+    """
+    arguments["cache_prompt"] = False
     drafted = check(session.generate(prompt, **arguments))
     plain = check(session.generate(prompt, draft_max=0, **arguments))
     assert plain.stats.drafted == 0
