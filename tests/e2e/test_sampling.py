@@ -86,8 +86,8 @@ def test_what_leaves_the_likeliest_token_gives_the_greedy_text(
 
 def test_every_seed_is_a_seed(session: Session) -> None:
     # llama.cpp takes one number for "any seed": that one is refused
-    settings: GenerateSettings = {"max_tokens": 24, "temperature": 1.5, "cache_prompt": False}
-    texts = [session.generate(CODE, seed=MAX_SEED, **settings).text for _ in range(3)]
+    settings: GenerateSettings = {"seed": MAX_SEED, "temperature": 1.5, "cache_prompt": False}
+    texts = [session.generate(CODE, **settings | {"max_tokens": 24}).text for _ in range(3)]
     assert len(set(texts)) == 1
     with pytest.raises(OptionError, match=f"0 to {MAX_SEED}"):
         session.generate(CODE, temperature=1.0, seed=MAX_SEED + 1)
