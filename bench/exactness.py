@@ -86,8 +86,9 @@ class ScriptedDrafter:
         self.text: list[int] = []
         self._random = random.Random(seed)
 
-    def reset(self, seq: int) -> None:
-        """Nothing is kept."""
+    def keep(self, seq: int, length: int) -> int:
+        """Nothing is read but the script."""
+        return length
 
     def commit(self, features: Features) -> None:
         """Nothing is read from features."""

@@ -63,7 +63,9 @@ def measure(
             messages = [{"role": "user", "content": prompt}]
             limits = [0, None] if turn % 2 else [None, 0]
             runs = {
-                limit: session.generate(messages, max_tokens=max_tokens, draft_max=limit)
+                limit: session.generate(
+                    messages, max_tokens=max_tokens, draft_max=limit, cache_prompt=False
+                )
                 for limit in limits
             }
             yield sample(category, runs[None], runs[0])

@@ -118,7 +118,8 @@ def compare(
     """Generate with every seed, both ways; the prompts of PROMPTS in turn."""
     for seed in seeds:
         _, text = PROMPTS[seed % len(PROMPTS)]
-        options: GenerateSettings = {"max_tokens": tokens, "logprobs": 3, **settings, "seed": seed}
+        fixed: GenerateSettings = {"seed": seed, "cache_prompt": False}
+        options: GenerateSettings = {"max_tokens": tokens, "logprobs": 3, **settings, **fixed}
         plainly: GenerateSettings = {**options, "draft_max": 0}
         messages = [{"role": "user", "content": text}]
         yield Case(

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from llamaspec.errors import OptionError
-from llamaspec.session import Prompt, Session
+from llamaspec.session import Session
+from llamaspec.text.prompt import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ def check(
     divergences: list[Divergence] = []
     totals = [0] * 5
     for number, prompt in enumerate(prompts):
-        plain = session.generate(prompt, max_tokens=max_tokens, draft_max=0)
-        fast = session.generate(prompt, max_tokens=max_tokens, draft_max=draft_max)
+        # both from a cold start: another split of the prompt rounds in another way
+        plain, fast = (
+            session.generate(prompt, max_tokens=max_tokens, draft_max=most, cache_prompt=False)
+            for most in (0, draft_max)
+        )
         stats = fast.stats
         counts = (stats.rounds, stats.drafted, stats.accepted, stats.replayed)
         totals = [a + b for a, b in zip(totals, (len(plain.token_ids), *counts), strict=True)]

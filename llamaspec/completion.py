@@ -105,6 +105,7 @@ def finished(run: Run, text: str) -> Completion:
         prompt_tokens=len(sequence.request.prompt),
         completion_tokens=len(sequence.tokens),
         times=times,
+        cached_tokens=sequence.cached,
     )
     return Completion(
         text=text,

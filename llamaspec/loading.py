@@ -116,6 +116,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             n_ctx,
             options,
         )
+        pair.engine.whole_parts = options.exact
         if options.exact and drafter is not None:
             _make_exact(pair)
     except BaseException:

@@ -57,6 +57,11 @@ def _choice(name: str, value: str, kind: object) -> None:
         raise OptionError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
 
 
+def _truth(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be True or False")
+
+
 def _whole(name: str, value: int, least: int, most: int | None = None) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
@@ -141,8 +146,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
-        if not isinstance(self.exact, bool):
-            raise OptionError(f"exact is {self.exact!r}; it must be True or False")
+        _truth("exact", self.exact)
         if self.exact and self.sequences > 1:
             raise OptionError(
                 f"exact is for one sequence at a time and sequences is {self.sequences}: several "
@@ -165,6 +169,7 @@ class GenerateSettings(TypedDict, total=False):
     draft_max: int | None
     accept: Acceptance
     logprobs: int | None
+    cache_prompt: bool
     top_k: int
     top_p: float
     min_p: float
@@ -198,6 +203,8 @@ class GenerateOptions:
     logprobs: None for none; otherwise every token comes with its log-probability and those of so
     many likeliest alternatives, by the model's own distribution: temperature 1, before all that
     follows here.
+    cache_prompt: do not compute again what the caches still hold of an earlier prompt and its
+    completion that begin alike; False to start cold, for instance to measure.
 
     top_k: the likeliest k only, 0 for all. top_p: the likeliest that make up p. min_p: what has at
     least p of the likeliest one's probability. typical_p: locally typical ones that make up p.
@@ -218,6 +225,7 @@ class GenerateOptions:
     draft_max: int | None = None
     accept: Acceptance = "match"
     logprobs: int | None = None
+    cache_prompt: bool = True
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -260,6 +268,7 @@ class GenerateOptions:
             _whole("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _truth("cache_prompt", self.cache_prompt)
         # logits divided by a denormal number are infinite
         if self.temperature != 0 or isinstance(self.temperature, bool):
             _real("temperature", self.temperature, 1e-6, 100, "be 0 or ")

@@ -4,16 +4,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
-
-import numpy as np
+from typing import Self, TypedDict, Unpack
 
 from llamaspec import demo, hub
 from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
@@ -35,17 +33,13 @@ from llamaspec.options import (
     SplitMode,
 )
 from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.sampler import Sampler, needs_sampler
-from llamaspec.text.chat import ChatTemplate
 from llamaspec.text.detokenize import Pieces
+from llamaspec.text.prompt import Prompt, PromptReader
 from llamaspec.trace import TokenLogprob
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
-
-Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message] | IntArray
 
 
 class Session:
@@ -60,7 +54,7 @@ class Session:
         self._pair = pair
         self._lock = threading.RLock()
         self._closed = False
-        self._template: ChatTemplate | None = None
+        self._prompts = PromptReader(pair.model.vocab, pair.target_file.path)
         self._table = Pieces(pair.model.vocab.piece)
         self._runs: list[Run] = []
         self._stepping = False
@@ -111,6 +105,7 @@ class Session:
                 give texts of the same distribution, but a seed another text than without the draft.
                 logprobs: how many likeliest alternatives to give with every token's
                 log-probability, None for none of it.
+                cache_prompt: reuse what the caches hold of an earlier prompt that begins alike.
                 top_k, top_p, min_p, typical_p; repeat_penalty, repeat_last_n, presence_penalty,
                 frequency_penalty; dry_multiplier, dry_base, dry_allowed_length,
                 dry_penalty_last_n, dry_sequence_breakers; logit_bias; grammar or json_schema.
@@ -141,13 +136,10 @@ class Session:
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
-        self._check_open()
-        if isinstance(prompt, str):
-            return self._encoded(prompt)
-        if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            rendered = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
-            return self._encoded(rendered, templated=True)
-        return self._checked_ids(prompt)
+        # the lock keeps another thread from closing the model in the middle
+        with self._lock:
+            self._check_open()
+            return self._prompts.tokenize(prompt)
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
@@ -270,6 +262,7 @@ class Session:
             draw=None if sampler is None else partial(sampler.draw, pair.context),
             chances=None if sampler is None else self._chances(options, sampler),
             logprobs=options.logprobs,
+            cache_prompt=options.cache_prompt,
         )
 
     def _chances(self, options: GenerateOptions, sampler: Sampler) -> Chances | None:
@@ -336,37 +329,6 @@ class Session:
                 "must stay free; shorten the prompt or load with a larger context (-c)"
             )
         return ids
-
-    def _encoded(self, text: str, *, templated: bool = False) -> IntArray:
-        # the lock keeps another thread from closing the model in the middle
-        with self._lock:
-            self._check_open()
-            vocab = self._pair.model.vocab
-            # most templates write the beginning-of-text token themselves
-            has_bos = templated and bool(vocab.bos_text) and text.startswith(vocab.bos_text)
-            return vocab.tokenize(text, add_special=not has_bos)
-
-    def _checked_ids(self, prompt: object) -> IntArray:
-        try:
-            ids = np.asarray(prompt)
-        except ValueError:  # lists of unequal length
-            ids = np.empty((0, 0))
-        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise OptionError(
-                f"the prompt is a {type(prompt).__name__} and none of: text, a flat list of token "
-                "ids, a list of chat messages"
-            )
-        size = self._pair.model.vocab.size
-        if ids.size and not (ids.min() >= 0 and ids.max() < size):
-            bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
-            raise OptionError(f"token id {bad} lies outside the vocabulary of {size}")
-        return np.ascontiguousarray(ids, np.int32)
-
-    def _chat_template(self) -> ChatTemplate:
-        if self._template is None:
-            with GGUFFile.open(self._pair.target_file.path) as file:
-                self._template = ChatTemplate.from_gguf(file)
-        return self._template
 
     def _check_open(self) -> None:
         if self._closed:

@@ -63,6 +63,7 @@ class Stats:
     accept_rate: accepted / drafted. accept_by_position[i]: how often proposal i was accepted, of
     the rounds that verified one. other_s: what is left of the time after native drafting and
     verifying. replayed: rows that near ties had decoded a second time (exact mode).
+    cached_tokens: of the prompt's, those that were not computed again (cache_prompt).
     """
 
     prompt_tokens: int
@@ -80,6 +81,7 @@ class Stats:
     verify_s: float
     other_s: float
     replayed: int = 0
+    cached_tokens: int = 0
 
 
 def by_position(rounds: Iterable[Round]) -> tuple[float, ...]:
@@ -97,7 +99,12 @@ def by_position(rounds: Iterable[Round]) -> tuple[float, ...]:
 
 
 def summarise(
-    rounds: Sequence[Round], *, prompt_tokens: int, completion_tokens: int, times: Times
+    rounds: Sequence[Round],
+    *,
+    prompt_tokens: int,
+    completion_tokens: int,
+    times: Times,
+    cached_tokens: int = 0,
 ) -> Stats:
     """Compute the statistics of one completion."""
     drafted = sum(len(r.draft) for r in rounds)
@@ -119,4 +126,5 @@ def summarise(
         verify_s=times.verify_s,
         other_s=max(0.0, times.total_s - times.draft_s - times.verify_s),
         replayed=sum(r.replayed for r in rounds),
+        cached_tokens=cached_tokens,
     )

@@ -24,7 +24,8 @@ from llamaspec.options import (
 
 if TYPE_CHECKING:
     from llamaspec.completion import Completion
-    from llamaspec.session import Prompt, Session
+    from llamaspec.session import Session
+    from llamaspec.text.prompt import Prompt
 
 _WARM_UP_TOKENS = 8
 _DEFAULTS = GenerateOptions()
@@ -170,6 +171,8 @@ def run(
             draft_max=0 if plain else draft_max,
             accept=accept,  # type: ignore[arg-type]
             logprobs=logprobs,
+            # one prompt a process, but for comparisons, which start cold
+            cache_prompt=False,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,

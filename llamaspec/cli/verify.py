@@ -15,7 +15,8 @@ from llamaspec.options import ALL_LAYERS, LoadOptions
 
 if TYPE_CHECKING:
     from llamaspec.checking import Check, Divergence
-    from llamaspec.session import Prompt, Session
+    from llamaspec.session import Session
+    from llamaspec.text.prompt import Prompt
 
 _DIFFERS = 1
 

@@ -59,11 +59,13 @@ class BlockDrafter:
     def seconds(self) -> float:
         return self._context.seconds + self._head_seconds
 
-    def reset(self, seq: int) -> None:
+    def keep(self, seq: int, length: int) -> int:
         self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
-        self._known[seq] = 0
+        self._known[seq] = min(self._known[seq], length)
         if not self._context.closed:
-            self._context.truncate(seq, 0)
+            # also what an injection that failed may have left beyond
+            self._context.truncate(seq, self._known[seq])
+        return self._known[seq]
 
     def commit(self, features: Features) -> None:
         step = self._inject.capacity

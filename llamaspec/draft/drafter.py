@@ -100,5 +100,7 @@ class Drafter(Protocol):
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         """Return a proposal for every anchor, in order."""
 
-    def reset(self, seq: int) -> None:
-        """Forget a sequence."""
+    def keep(self, seq: int, length: int) -> int:
+        """Forget all but the first `length` positions of a sequence; return how many of these it
+        knows. A later commit goes on from there.
+        """

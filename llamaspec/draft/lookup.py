@@ -20,9 +20,11 @@ class LookupDrafter:
         self._after: dict[int, dict[tuple[int, ...], int]] = {}
         self._read: dict[int, int] = {}
 
-    def reset(self, seq: int) -> None:
+    def keep(self, seq: int, length: int) -> int:
+        # an index of text that may change is made anew, which costs nothing beside a pass
         self._after[seq] = {}
         self._read[seq] = 1
+        return length
 
     def commit(self, features: Features) -> None:
         """Nothing is read from features."""

@@ -2,9 +2,12 @@
 
 import logging
 
+import numpy as np
+
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.sequence import Request, Sequence
+from llamaspec.engine.slots import Held, Slots
 from llamaspec.errors import LlamaSpecError
 from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
@@ -22,9 +25,12 @@ class Engine:
     several rows are settled by single rows (exact mode, of one slot). `prompt_end_twice`: decode
     the end of a prompt without features first, for its token: where the last layer's output is a
     feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
+    `whole_parts`: of an earlier prompt's caches reuse only the parts of n_batch positions that the
+    new prompt is split into as well (exact mode).
     """
 
     prompt_end_twice = False
+    whole_parts = False
 
     def __init__(
         self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
@@ -36,7 +42,7 @@ class Engine:
         )
         self._target = target
         self._drafter = drafter
-        self._free = list(reversed(range(slots)))
+        self._slots = Slots(slots)
         self._active: list[Sequence] = []
         widest = drafter.proposals if drafter else 0
         self._batch = Batch.create(max(target.shape.n_batch, slots * (widest + 1)))
@@ -46,19 +52,21 @@ class Engine:
         """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again
         then.
         """
-        if not self._free:
+        if not self._slots:
             raise LlamaSpecError(
                 f"all {self._target.shape.n_seq} sequences are in use; "
                 "finish or close a stream first"
             )
-        sequence = Sequence(self._free.pop(), request)
+        slot, held = self._slots.take(request.prompt if request.cache_prompt else None)
+        sequence = Sequence(slot, request)
         self._active.append(sequence)
         try:
-            self._clear(sequence)
+            sequence.cached = self._keep(sequence, held)
             self._prefill(sequence)
         except BaseException:
             self.release(request)
             raise
+        sequence.certain = True
         return sequence
 
     def step(self) -> None:
@@ -66,6 +74,9 @@ class Engine:
         active = [s for s in self._active if s.finish_reason is None]
         if not active:
             return
+        certain = [s for s in active if s.certain]
+        for sequence in active:
+            sequence.certain = False
         try:
             self._round(active)
         except BaseException:
@@ -73,14 +84,27 @@ class Engine:
             for sequence in active:
                 self._target.truncate(sequence.slot, sequence.n_past)
             raise
+        for sequence in certain:
+            sequence.certain = True
 
     def release(self, request: Request) -> None:
-        """Free the slot of a request, finished or not. A second call does nothing."""
+        """Free the slot of a request, finished or not; its caches stay for a prompt that goes on
+        from there. A second call does nothing.
+        """
         for sequence in [s for s in self._active if s.request is request]:
             self._active.remove(sequence)
-            self._free.append(sequence.slot)
-            if not self._target.closed:
-                self._clear(sequence)
+            self._slots.give_back(sequence.slot)
+            if self._target.closed:
+                continue
+            slot, length = sequence.slot, sequence.n_past
+            certain = sequence.certain and self._target.length(slot) == length
+            if self._drafter is not None:
+                self._drafter.keep(slot, length if certain else 0)
+            if certain:
+                text = np.array(sequence.text[:length], np.int32)
+                self._slots.remember(slot, Held(text, len(request.prompt)))
+            else:
+                self._target.truncate(slot, 0)
 
     def _round(self, active: list[Sequence]) -> None:
         alone = self.doubt.alone(active[0])
@@ -125,10 +149,33 @@ class Engine:
         sequence.near_ties += sequence.in_doubt
         return certain
 
-    def _clear(self, sequence: Sequence) -> None:
-        self._target.truncate(sequence.slot, 0)
+    def _keep(self, sequence: Sequence, held: Held) -> int:
+        """Cut the caches of a slot to what they can keep of a prompt; return how many positions.
+
+        The last token is left out: its row gives the first choice.
+        """
+        slot, request = sequence.slot, sequence.request
+        kept = self._whole(min(held.common(request.prompt), len(request.prompt) - 1), held)
+        if not request.cache_prompt:
+            kept = 0
         if self._drafter is not None:
-            self._drafter.reset(sequence.slot)
+            known = self._drafter.keep(slot, kept)
+            if self._learns and request.draft_max > 0:
+                # what a request without the draft has not taught it comes from the target again
+                kept = self._whole(known, held)
+        if not self._target.can_truncate(slot, kept):
+            kept = 0
+        if self._drafter is not None:
+            self._drafter.keep(slot, kept)
+        self._target.truncate(slot, kept)
+        return kept
+
+    def _whole(self, length: int, held: Held) -> int:
+        """What a cold start would have computed in the same passes, where only that will do."""
+        if not self.whole_parts:
+            return length
+        length = min(length, held.prompt)
+        return length - length % self._target.shape.n_batch
 
     def _prefill(self, sequence: Sequence) -> None:
         request, batch = sequence.request, self._batch
@@ -137,7 +184,7 @@ class Engine:
         step = self._target.shape.n_batch
         prompt = request.prompt.tolist()
         first = 0
-        for start in range(0, len(prompt), step):
+        for start in range(sequence.cached, len(prompt), step):
             part = prompt[start : start + step]
             last = start + step >= len(prompt)
             output = LAST_OUTPUT if last else NO_OUTPUT
@@ -249,7 +296,8 @@ class Engine:
                 sequence.rounds.append(record)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
-            if sequence.finish_reason is None and sequence.request.draft_max > 0:
+            # a text's last rows too: the next turn then goes on from where plain decoding would
+            if sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
                 seqs += [slot] * kept
                 positions += range(position, position + kept)

@@ -14,7 +14,7 @@ def plain_gap(
     engine: Engine, context: TargetContext, prompt: IntArray, tokens: Sequence[int]
 ) -> float:
     """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses the
-    token after `tokens`. Takes a free slot. Raises DecodeError.
+    token after `tokens`, from a cold start. Takes a free slot. Raises DecodeError.
     """
     gaps: list[float] = []
 

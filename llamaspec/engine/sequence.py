@@ -19,8 +19,8 @@ class Request:
 
     draw(row, index): the target's token at `index` of the text, from an output row of the last
     pass; None for greedy. chances: how to accept proposals that were sampled, None where none are.
-    logprobs: how many likeliest alternatives to keep with every token, None
-    to keep no log-probabilities.
+    logprobs: how many likeliest alternatives to keep with every token, None to keep no
+    log-probabilities. cache_prompt: start from what a slot's caches hold already.
     """
 
     prompt: IntArray
@@ -30,16 +30,19 @@ class Request:
     draw: Callable[[int, int], int] | None = None
     chances: Chances | None = None
     logprobs: int | None = None
+    cache_prompt: bool = False
 
 
 @dataclass
 class Sequence:
     """A request in a slot. The last token is the anchor: committed, but not yet in the KV cache.
 
-    text: prompt and tokens. clean: how many positions of the KV cache, from the first on, hold
-    what plain decoding would have put there. in_doubt: the next token is nearly tied, to be
-    decided by a single row over a clean cache. near_ties: how often that was so. decided: tokens
-    that follow the committed ones already, by chance; an interrupted round leaves them to the next.
+    text: prompt and tokens. cached: positions of the prompt that the caches held already.
+    certain: nothing has gone wrong, the caches hold what `text` says.
+    clean: how many positions of the KV cache, from the first on, hold what plain decoding would
+    have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
+    clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
+    already, by chance; an interrupted round leaves them to the next.
     """
 
     slot: int
@@ -48,6 +51,8 @@ class Sequence:
     rounds: list[Round] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     failure: SamplingError | None = None
+    cached: int = 0
+    certain: bool = False
     clean: int = 0
     in_doubt: bool = False
     near_ties: int = 0

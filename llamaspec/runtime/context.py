@@ -112,6 +112,12 @@ class Context(NativeHandle):
         if not lib.llama_memory_seq_rm(self._memory, seq, length, -1):
             raise DecodeError(f"{self.model.path.name}: cannot drop the positions from {length} on")
 
+    def can_truncate(self, seq: int, length: int) -> bool:
+        """Whether `truncate` to so many positions is possible. A recurrent state can only stay as
+        it is, or go.
+        """
+        return self.model.can_roll_back or length in (0, self.length(seq))
+
     def length(self, seq: int) -> int:
         """How many positions of sequence `seq` the KV cache holds."""
         _ = self.ptr

@@ -51,7 +51,8 @@ def rollouts(
 
 
 def complete(session: Session, line: dict[str, Any]) -> Completion:
-    return session.generate(line["prompt_token_ids"], max_tokens=len(line["output_token_ids"]))
+    limit = len(line["output_token_ids"])
+    return session.generate(line["prompt_token_ids"], max_tokens=limit, cache_prompt=False)
 
 
 def test_the_text_is_the_targets_own_greedy_text(

@@ -90,8 +90,12 @@ def test_plain_and_speculative_texts_are_the_same(
     tokens = rounds = 0
     with load(ggufs / "tiny-target-f32.gguf", drafts[name], options=options) as session:
         for prompt in prompts:
-            fast = session.generate(chat(prompt), max_tokens=TOKENS)
-            slow = session.generate(chat(prompt), max_tokens=TOKENS, draft_max=0)
+            fast, slow = (
+                session.generate(
+                    chat(prompt), max_tokens=TOKENS, draft_max=most, cache_prompt=False
+                )
+                for most in (None, 0)
+            )
             assert fast.token_ids == slow.token_ids
             tokens += len(fast.token_ids) - 1
             rounds += len(fast.rounds)

@@ -22,7 +22,8 @@ from llamaspec.engine.sequence import Sequence
 from llamaspec.errors import OptionError, SamplingError
 from llamaspec.options import MAX_SEED, GenerateSettings
 from llamaspec.runtime.context import Context
-from llamaspec.session import Prompt, Session, load
+from llamaspec.session import Session, load
+from llamaspec.text.prompt import Prompt
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native
@@ -85,9 +86,8 @@ def test_what_leaves_the_likeliest_token_gives_the_greedy_text(
 
 def test_every_seed_is_a_seed(session: Session) -> None:
     # llama.cpp takes one number for "any seed": that one is refused
-    texts = [
-        session.generate(CODE, max_tokens=24, temperature=1.5, seed=MAX_SEED).text for _ in range(3)
-    ]
+    settings: GenerateSettings = {"seed": MAX_SEED, "temperature": 1.5, "cache_prompt": False}
+    texts = [session.generate(CODE, **settings | {"max_tokens": 24}).text for _ in range(3)]
     assert len(set(texts)) == 1
     with pytest.raises(OptionError, match=f"0 to {MAX_SEED}"):
         session.generate(CODE, temperature=1.0, seed=MAX_SEED + 1)

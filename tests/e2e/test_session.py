@@ -22,7 +22,8 @@ from llamaspec.completion import Completion, Piece
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError, OptionError
 from llamaspec.runtime.context import Context, DraftContext, TargetContext
 from llamaspec.runtime.vocab import Vocab
-from llamaspec.session import Prompt, Session, load
+from llamaspec.session import Session, load
+from llamaspec.text.prompt import Prompt
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native
@@ -65,7 +66,10 @@ def check(done: Completion) -> Completion:
 
 
 def both(session: Session, prompt: Prompt, **arguments: Any) -> Completion:  # noqa: ANN401
-    """A completion with the draft, after checking that plain decoding gives the same."""
+    """A completion with the draft, after checking that plain decoding gives the same; both from a
+    cold start.
+    """
+    arguments["cache_prompt"] = False
     drafted = check(session.generate(prompt, **arguments))
     plain = check(session.generate(prompt, draft_max=0, **arguments))
     assert plain.stats.drafted == 0

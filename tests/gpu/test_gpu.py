@@ -21,8 +21,10 @@ def gpu() -> None:
 def first_difference(session: Session, prompt: str) -> tuple[int, int]:
     """Where plain and speculative ids part, and how many there are."""
     messages = [{"role": "user", "content": prompt}]
-    fast = session.generate(messages, max_tokens=64).token_ids
-    slow = session.generate(messages, max_tokens=64, draft_max=0).token_ids
+    fast, slow = (
+        session.generate(messages, max_tokens=64, draft_max=most, cache_prompt=False).token_ids
+        for most in (None, 0)
+    )
     pairs = zip(fast, slow, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(slow)), len(slow)
 

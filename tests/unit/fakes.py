@@ -57,6 +57,12 @@ class FakeTarget:
     def truncate(self, seq: int, length: int) -> None:
         self.cache[seq] = {p: t for p, t in self.cache[seq].items() if p < length}
 
+    def can_truncate(self, seq: int, length: int) -> bool:
+        return True
+
+    def length(self, seq: int) -> int:
+        return len(self.cache[seq])
+
     def publish(self, wanted: bool) -> None:
         self.published = wanted
 
@@ -80,8 +86,9 @@ class FakeDrafter:
     def __post_init__(self) -> None:
         self.known = dict.fromkeys(range(self.slots), 0)
 
-    def reset(self, seq: int) -> None:
-        self.known[seq] = 0
+    def keep(self, seq: int, length: int) -> int:
+        self.known[seq] = min(self.known[seq], length)
+        return self.known[seq]
 
     def commit(self, features: Features) -> None:
         self.committed += 1

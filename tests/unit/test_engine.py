@@ -128,16 +128,15 @@ def test_sequences_of_different_lengths_do_not_disturb_each_other() -> None:
     assert max(len(r.draft) for r in third.rounds) == 2
 
 
-def test_a_full_house_refuses_and_a_released_slot_is_clean() -> None:
+def test_a_full_house_refuses_and_a_released_slot_starts_cold() -> None:
     target = FakeTarget(truth)
     loop = engine(target, FakeDrafter(truth))
     first = loop.admit(request(10))
     with pytest.raises(LlamaSpecError, match="in use"):
         loop.admit(request(10))
     loop.release(first.request)
-    loop.release(first.request)
-    assert target.cache[0] == {}
     second = loop.admit(request(10))
+    assert (second.cached, len(target.cache[0])) == (0, PROMPT)
     finish(loop, second)
     assert len(second.tokens) == 10
 

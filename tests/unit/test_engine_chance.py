@@ -118,8 +118,9 @@ class TableDrafter:
     seconds: float = 0.0
     honest: bool = True
 
-    def reset(self, seq: int) -> None:
+    def keep(self, seq: int, length: int) -> int:
         """Nothing is remembered."""
+        return length
 
     def commit(self, features: Features) -> None:
         raise AssertionError("reads no features")

@@ -28,29 +28,29 @@ def propose(drafter: LookupDrafter, text: list[int], limit: int = 9, seq: int = 
 )
 def test_what_followed_the_longest_suffix(text: list[int], expected: list[int]) -> None:
     drafter = LookupDrafter()
-    drafter.reset(0)
+    drafter.keep(0, 0)
     assert propose(drafter, text) == expected
 
 
 def test_it_finds_as_it_goes_what_it_finds_at_once() -> None:
     text = [(i * i) % 11 for i in range(120)]
     going = LookupDrafter()
-    going.reset(0)
+    going.keep(0, 0)
     for end in range(1, len(text), 3):
         fresh = LookupDrafter()
-        fresh.reset(0)
+        fresh.keep(0, 0)
         assert propose(going, text[:end]) == propose(fresh, text[:end])
 
 
 def test_the_limits_and_the_sequences_are_kept() -> None:
     drafter = LookupDrafter(proposals=3)
-    drafter.reset(0)
-    drafter.reset(1)
+    drafter.keep(0, 0)
+    drafter.keep(1, 0)
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     assert propose(drafter, text) == [3, 4, 5]
     assert propose(drafter, text, limit=2) == [3, 4]
     assert propose(drafter, text, limit=0) == []
     assert propose(drafter, [1, 9, 1], seq=1) == [9, 1]
-    drafter.reset(0)
+    drafter.keep(0, 0)
     assert propose(drafter, [7, 1, 2]) == []
     assert drafter.propose([]) == []
