@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.errors import OptionError
 from llamaspec.options import ALL_LAYERS, LoadOptions
 
 app = typer.Typer(
@@ -106,3 +107,74 @@ def run(
 def _progress(done: int, total: int) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         typer.echo(f"\r{done} of {total}" + ("\n" if done == total else ""), nl=False, err=True)
+
+
+@app.command()
+def cost(
+    model: Target = None,
+    draft: Draft = None,
+    widths: Annotated[
+        str, typer.Option("--widths", help="Rows of target passes, such as 1,2,4,8 or 1-15.")
+    ] = "",
+    depths: Annotated[
+        str, typer.Option("--depths", help="Positions before them; absent: 256,2048,8192.")
+    ] = "",
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns.")] = 7,
+    threads: Threads = 0,
+    flash_attention: Flash = "auto",
+    cache_type: Cache = "f16",
+    n_gpu_layers: Layers = ALL_LAYERS,
+    n_gpu_layers_draft: DraftLayers = ALL_LAYERS,
+    output: Output = None,
+    curve: Annotated[
+        Path | None, typer.Option("--curve", help="Write the cost curve alone to this file.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log.")] = False,
+) -> None:
+    """Measure what a pair's passes cost, by rows and context, beside what memory allows."""
+    show_log(verbose)
+    with guarded():
+        options = LoadOptions(
+            threads=threads,
+            flash_attention=flash_attention,  # type: ignore[arg-type]
+            cache_type=cache_type,  # type: ignore[arg-type]
+            n_gpu_layers=n_gpu_layers,
+            n_gpu_layers_draft=n_gpu_layers_draft,
+        )
+        rows, positions = _numbers("--widths", widths), _numbers("--depths", depths)
+        from llamaspec.bench.cost import CostPlan, measure_cost, table
+
+        found = measure_cost(CostPlan(model, draft, rows, positions, repeats, options))
+        if output is not None:
+            found.save(output)
+        if curve is not None:
+            found.curve.save(curve)
+        for line in table(found):
+            typer.echo(line)
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """1,2,4-8 as numbers."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise OptionError(f"{option} is {text!r}; give numbers such as 1,2,4-8")
+        found += range(int(first), min(int(last or first), 1 << 20) + 1)
+    return tuple(found)
+
+
+@app.command()
+def synth(
+    shape: Annotated[str, typer.Option("--shape", help="qwen3-0.6b, -1.7b, -4b, -8b, -14b, -32b.")],
+    folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the two files.")],
+    quant: Annotated[
+        str, typer.Option("--quant", help="Of the large matrices: f32, bf16, q8_0, q4_0.")
+    ] = "q8_0",
+) -> None:
+    """Write a target and a draft of a true shape and random weights; one that is there is kept."""
+    with guarded():
+        from llamaspec.bench.synth import synthesise
+
+        pair = synthesise(shape, quant, folder)
+        typer.echo(f"{pair.target}\n{pair.draft}")
