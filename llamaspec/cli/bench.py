@@ -178,3 +178,16 @@ def synth(
 
         pair = synthesise(shape, quant, folder)
         typer.echo(f"{pair.target}\n{pair.draft}")
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="Files of bench run or bench cost.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")],
+) -> None:
+    """Show results as one HTML page, for which no network is needed."""
+    with guarded():
+        from llamaspec.bench.report import write_report
+
+        write_report(results, output)
+        typer.echo(str(output))
