@@ -36,6 +36,8 @@ def _drawn(draw: Callable[[Any], None], *, wide: float = _SIZE[0]) -> str:
     figure = library().Figure(figsize=(wide, _SIZE[1]), layout="constrained")
     axes = figure.subplots()
     draw(axes)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
@@ -65,8 +67,6 @@ def speedups(result: Result) -> str:
         names = [short(name) for name in [*result.categories, tables.OVERALL]]
         axes.set_xticks([i + 0.4 - width / 2 for i in range(len(names))], names, rotation=30)
         axes.set_ylabel(f"decode speedup over {short(result.base)}")
-        if arms:
-            axes.legend(fontsize="small")
 
     return _drawn(draw, wide=max(_SIZE[0], 1.2 * len(result.categories)))
 
@@ -80,7 +80,6 @@ def conditional(found: dict[str, Acceptance]) -> str:
             rates = [rate for rate, n in zip(seen.conditional, seen.reached, strict=True) if n]
             axes.plot(places, rates, marker="o", label=short(arm))
         axes.set(xlabel="position in the block", ylabel="accepted, once reached", ylim=(0, 1.03))
-        axes.legend(fontsize="small")
 
     return _drawn(draw)
 
@@ -95,7 +94,6 @@ def lengths(found: dict[str, Acceptance]) -> str:
             at = [i + number * width for i in range(len(seen.lengths))]
             axes.bar(at, [n / total for n in seen.lengths], width, label=short(arm))
         axes.set(xlabel="accepted proposals of a round", ylabel="share of the rounds")
-        axes.legend(fontsize="small")
 
     return _drawn(draw)
 
@@ -116,7 +114,6 @@ def time_shares(result: Result) -> str | None:
             left = [a + b for a, b in zip(left, values, strict=True)]
         axes.set_yticks(range(len(names)), names)
         axes.set(xlabel="share of the time", xlim=(0, 1))
-        axes.legend(fontsize="small")
 
     return _drawn(draw)
 
@@ -131,7 +128,6 @@ def calibration(found: dict[str, Reliability]) -> str:
             y = [one.accepted for one in seen.bins]
             axes.plot(x, y, marker="o", label=f"{short(arm)}, ECE {seen.ece:.3f}")
         axes.set(xlabel="confidence", ylabel="accepted, once reached", xlim=(0, 1), ylim=(0, 1.03))
-        axes.legend(fontsize="small")
 
     return _drawn(draw)
 
@@ -151,7 +147,6 @@ def cost(curve: CostCurve, floor_s: float | None) -> str:
             axes.axhline(1000 * floor_s, color="black", linewidth=1, label="weights read once")
         axes.set(xlabel="rows of a pass, or proposals of a block", ylabel="ms")
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize="small")
 
     return _drawn(draw)
 
