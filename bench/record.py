@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from llamaspec.bench import typed
 from llamaspec.bench.figures import Verdict
@@ -94,8 +93,8 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Result:
     """A whole run. about: versions, machine, files. settings: what was asked for. load: the
-    machine's load average (one minute) before each repeat and at the end. cost: a cost curve and
-    its floor, where one was measured too.
+    machine's load average (one minute) before each repeat and at the end. left_out: prompts that
+    did not fit the context.
     """
 
     format: str
@@ -110,7 +109,6 @@ class Result:
     load: tuple[float, ...]
     samples: tuple[Sample, ...]
     traces: tuple[Traced, ...]
-    cost: dict[str, Any] | None = None
 
     def of(self, arm: str, category: str | None = None) -> list[Sample]:
         """An arm's samples, of one category or of all."""

@@ -77,8 +77,6 @@ def _result(path: Path, result: Result) -> list[str]:
     shares = plots.time_shares(result)
     if shares:
         found += ["<h2>Where the time goes</h2>", _image(shares)]
-    if result.cost is not None:
-        found += _cost(result.cost, f"{path}: cost")
     found += ["<h2>What was measured</h2>", _pairs(result.definitions)]
     found += ["<h2>Settings</h2>", _pairs(result.settings), "<h2>Machine and files</h2>"]
     load_average = {"load average": ", ".join(f"{x:.2f}" for x in result.load)}

@@ -121,7 +121,14 @@ def speed_bench(split: str) -> list[Prompt]:
     folder = fetch_dataset(SPEED_BENCH, [f"{split}/*.parquet", f"{split}/*.jsonl"]) / split
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        items = _parquet(path) if path.suffix == ".parquet" else _json_lines(path)
+        try:
+            items = list(_parquet(path) if path.suffix == ".parquet" else _json_lines(path))
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ) as error:  # pyarrow's errors are of these kinds
+            raise OptionError(f"{path}: cannot be read ({type(error).__name__})") from None
         found += [p for n, item in enumerate(items) if (p := prompt_of(item, f"{path.stem} {n}"))]
     if not found:
         raise OptionError(f"{SPEED_BENCH}: its split {split} holds no files of prompts any more")

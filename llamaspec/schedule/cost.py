@@ -57,10 +57,22 @@ class Surface:
         """Seconds of a pass of `size` rows over `depth` positions.
 
         Linear between measured points; below the first point its value, beyond the last one the
-        last slope goes on.
+        last slope goes on: that in depth is the largest of any such size or smaller one.
         """
-        column = [_linear(self.sizes, row, size) for row in self.smooth()]
-        return _linear(self.depths, column, depth)
+        table = self.smooth()
+        column = self._column(table, size)
+        beyond = depth - self.depths[-1]
+        if beyond <= 0 or len(self.depths) == 1:
+            return _linear(self.depths, column, depth)
+        columns = [column, *(self._column(table, s) for s in self.sizes if s < size)]
+        step = self.depths[-1] - self.depths[-2]
+        return column[-1] + max((c[-1] - c[-2]) / step for c in columns) * beyond
+
+    def _column(self, table: tuple[tuple[float, ...], ...], size: int) -> list[float]:
+        """Seconds of a size at every depth."""
+        found = (_linear(self.sizes, row, size) for row in table)
+        # beyond the last size the lines of two depths could cross
+        return list(itertools.accumulate(found, max))
 
 
 @dataclass(frozen=True, slots=True)
