@@ -1,7 +1,6 @@
 """The cost curve: monotone whatever was measured, and a file that is checked when it is read."""
 
 import itertools
-import json
 import random
 from pathlib import Path
 from typing import Any
