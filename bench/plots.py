@@ -46,7 +46,7 @@ def _drawn(draw: Callable[[Any], None], *, wide: float = _SIZE[0]) -> str:
 
 def short(name: str) -> str:
     """A name for an axis: printable, not too long."""
-    plain = "".join(char if char.isprintable() else "?" for char in name)
+    plain = tables.printable(name)
     return plain if len(plain) <= _MOST_NAME else plain[: _MOST_NAME - 1] + "…"
 
 

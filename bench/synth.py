@@ -108,12 +108,17 @@ def _target(shape: Shape, quant: str, mark: str) -> Output:
         "rope.freq_base": shape.rope_theta,
     }
     keys = {f"{arch}.{name}": typed(value) for name, value in sizes.items()}
+    return _output(arch, shape, quant, mark, keys, target_tensors(shape))
+
+
+def target_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a target and its shape, rows first."""
     table = (shape.vocabulary, shape.width)
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": table}
     tensors |= _layers(shape, shape.layers) | {"output_norm.weight": (shape.width,)}
     if not shape.tied:
         tensors["output.weight"] = table
-    return _output(arch, shape, quant, mark, keys, tensors)
+    return tensors
 
 
 def _draft(shape: Shape, quant: str, mark: str) -> Output:

@@ -107,6 +107,11 @@ def report(result: Result) -> list[str]:
     return found
 
 
+def printable(text: str) -> str:
+    """A text of a file's, which must not steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def _row(one: Line) -> str:
     speedup = "n/a"
     if one.speedup is not None:
@@ -115,7 +120,7 @@ def _row(one: Line) -> str:
     accept = f"{one.accept:7.1%} {one.tau:6.2f}" if one.tau else f"{'n/a':>7} {'n/a':>6}"
     same = f"{one.same}/{one.compared}" if one.compared else "n/a"
     return (
-        f"{one.category[:16]:<16} {one.base:9.1f} {one.spec:9.1f} {speedup:>20} "
+        f"{printable(one.category)[:16]:<16} {one.base:9.1f} {one.spec:9.1f} {speedup:>20} "
         f"{one.latency:7.3f}x {accept} {same:>9}"
     )
 
