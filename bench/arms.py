@@ -91,7 +91,8 @@ class Generated:
     """What one generation gave. Rates in tokens/s, 0 where there is none; rounds, draft_s,
     verify_s and other_s as in `record.Sample`.
 
-    ids: without a final end token, None where the tool does not say. text: likewise.
+    ids: without a final end token, None where the tool does not say. text: likewise. overshot:
+    there are more tokens than were asked for.
     """
 
     tokens: int
@@ -106,6 +107,7 @@ class Generated:
     other_s: float | None = None
     ids: tuple[int, ...] | None = None
     text: bytes | None = None
+    overshot: bool = False
     verdicts: tuple[Verdict, ...] = ()
 
 

@@ -200,6 +200,7 @@ class SimpleArm:
             rounds=tokens - int(found["n_accept"][0]),
             drafted=int(found["n_drafted"][0]),
             accepted=int(found["n_accept"][0]),
+            overshot=tokens > max_tokens,
             text=completed(out, prompt.text.encode("utf-8", "surrogatepass")),
         )
 

@@ -33,7 +33,10 @@ DEFINITIONS = {
         "shares of the whole request: inside native calls of the draft, of the target (prompt "
         "included), and the rest"
     ),
-    "identical": "token ids as of the base arm; of llama-speculative-simple the text",
+    "same": (
+        "token ids as of the base arm; of llama-speculative-simple the text, which may go beyond "
+        "the limit by a block"
+    ),
 }
 
 

@@ -243,14 +243,19 @@ def _judged(turns: _Turns, setting: _Setting) -> Iterator[Sample]:
 
 
 def same(one: Generated, other: Generated) -> bool | None:
-    """Whether two outputs are equal, by their ids, or else by their texts; None where a tool gives
-    neither.
+    """Whether two outputs are equal, by their ids, or else by their texts, without what a tool
+    generated beyond its limit; None where a tool gives neither.
     """
     if one.ids is not None and other.ids is not None:
         return one.ids == other.ids
-    if one.text is not None and other.text is not None:
-        return one.text == other.text
-    return None
+    if one.text is None or other.text is None:
+        return None
+    mine, theirs = one.text, other.text
+    if one.overshot:
+        mine = mine[: len(theirs)]
+    if other.overshot:
+        theirs = theirs[: len(mine)]
+    return mine == theirs
 
 
 def _digest(data: bytes) -> str:

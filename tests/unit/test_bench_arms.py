@@ -77,6 +77,10 @@ def test_outputs_are_compared_by_ids_or_else_by_text() -> None:
     assert same(both, generated(text=b"ab")) is True
     assert same(generated(text=b"x"), both) is False
     assert same(both, generated()) is None
+    longer = generated(text=b"abcd", overshot=True)
+    assert same(both, longer) is True
+    assert same(longer, generated(text=b"ax")) is False
+    assert same(both, generated(text=b"abcd")) is False
 
 
 def test_rates_decide_from_left_to_right() -> None:
