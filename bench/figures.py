@@ -143,13 +143,8 @@ def reliability(rounds: Iterable[Verdict], bins: int = BINS) -> Reliability | No
     return Reliability(tuple(found), ece)
 
 
-def tau(tokens: int, accepted: int, rounds: int) -> float:
-    """Tokens a round, the target's own included; the first token of a text comes from its prompt.
-
-    rounds: 0 where they are not known: every round but a last one that is cut short commits one
-    token more than it accepts, so tokens - 1 - accepted stands for them.
-    """
-    rounds = rounds or tokens - 1 - accepted
+def tau(tokens: int, rounds: int) -> float:
+    """Tokens a round, the target's own included; a text's first token comes from its prompt."""
     return (tokens - 1) / rounds if rounds > 0 else 0.0
 
 

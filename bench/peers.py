@@ -83,6 +83,7 @@ class ServerArm:
     argv: tuple[str, ...]
     address: str
     ends: frozenset[int]
+    width: int
 
     def run(self, prompt: Ready, max_tokens: int) -> Generated:
         """One request, from scratch. Raises LlamaSpecError where it fails."""
@@ -100,13 +101,15 @@ class ServerArm:
         try:
             times = answer["timings"]
             tokens = int(times["predicted_n"])
+            drafted, accepted = int(times.get("draft_n", 0)), int(times.get("draft_n_accepted", 0))
             return Generated(
                 tokens=tokens,
                 decode_rate=float(times["predicted_per_second"]),
                 request_rate=tokens / latency,
                 latency_s=latency,
-                drafted=int(times.get("draft_n", 0)),
-                accepted=int(times.get("draft_n_accepted", 0)),
+                rounds=reckoned_rounds(tokens, drafted, accepted, self.width),
+                drafted=drafted,
+                accepted=accepted,
                 ids=without_end(tuple(map(int, answer["tokens"])), self.ends),
                 text=str(answer["content"]).encode("utf-8", "surrogatepass"),
             )
@@ -128,6 +131,15 @@ class ServerArm:
             detail = getattr(error, "read", lambda: b"")()[:300].decode("utf-8", "replace")
             raise LlamaSpecError(f"llama-server failed a request ({error}) {detail}") from None
         return found
+
+
+def reckoned_rounds(tokens: int, drafted: int, accepted: int, width: int) -> int:
+    """The rounds of a text, of which llama-server does not tell; 0 where it did not draft.
+
+    A round commits one token more than it accepts, but for a last one that an end token cuts off;
+    and it drafts `width` tokens, but for last ones that the limit cuts. Each count errs low only.
+    """
+    return max(tokens - 1 - accepted, -(-drafted // width)) if drafted else 0
 
 
 @contextmanager
@@ -154,7 +166,7 @@ def server(
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(address, process, log)
-            yield ServerArm(tuple(words), address, ends)
+            yield ServerArm(tuple(words), address, ends, width)
         finally:
             process.kill()
             process.wait()

@@ -24,9 +24,9 @@ DEFINITIONS = {
         "the interval is a bootstrap over prompts (95%, fixed seed)"
     ),
     "tau": (
-        "tokens after the first a round, the target's own included; llama-server does not count "
-        "rounds: of it (tokens - 1) / (tokens - 1 - accepted); llama-speculative-simple's first "
-        "round gives the first token too, its rounds are tokens - accepted"
+        "tokens after the first / rounds, the target's own tokens included; the tools do not say "
+        "their rounds: of llama-server the larger of tokens - 1 - accepted and drafted / width is "
+        "taken; of llama-speculative-simple tokens - accepted"
     ),
     "accept": "accepted / drafted proposals, all positions and rounds together",
     "draft, verify, other": (

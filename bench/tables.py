@@ -156,5 +156,4 @@ def _tau(samples: Sequence[Sample]) -> float:
     if not drafted:
         return 0.0
     tokens = sum(s.tokens - 1 for s in samples) + 1
-    accepted, rounds = sum(s.accepted for s in samples), sum(s.rounds for s in samples)
-    return figures.tau(tokens, accepted, rounds)
+    return figures.tau(tokens, sum(s.rounds for s in samples))

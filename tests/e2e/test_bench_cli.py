@@ -198,6 +198,6 @@ def test_a_tool_that_fails_is_one_line(tools: Path, tmp_path: Path) -> None:
         with pytest.raises(LlamaSpecError, match="llama-speculative-simple ended with"):
             simple(broken, draft, 3).run(prompt, 8)
         with pytest.raises(LlamaSpecError, match="failed a request"):
-            ServerArm((), "http://127.0.0.1:9", frozenset()).run(prompt, 8)
+            ServerArm((), "http://127.0.0.1:9", frozenset(), 3).run(prompt, 8)
     finally:
         ours.close()

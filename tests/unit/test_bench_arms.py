@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamaspec.bench.arms import Generated, check_drafts, read_arms
-from llamaspec.bench.peers import Tools, completed
+from llamaspec.bench.peers import Tools, completed, reckoned_rounds
 from llamaspec.bench.run import order, same
 from llamaspec.bench.synthetic import ScriptedAcceptance, as_llama_cpp, for_width, read_rates
 from llamaspec.engine.loop import Engine
@@ -141,6 +141,16 @@ def test_the_output_of_the_simple_tool_less_its_prompt() -> None:
     # line ends of the text itself stay
     assert completed(b"\n\nHi\n\n\n\n\n\n", b"Hi") == b"\n\n"
     assert completed(b"\n\nsomething else\n\n\n\n", b"Hi") is None
+
+
+def test_rounds_of_the_server_are_reckoned_from_both_counts() -> None:
+    # three whole rounds of seven: 4, 2 and 7 accepted, each with the target's own token
+    assert reckoned_rounds(17, 21, 13, 7) == 3
+    # the last of them ended with an accepted token
+    assert reckoned_rounds(15, 21, 12, 7) == 3
+    # the last one was cut to two
+    assert reckoned_rounds(17, 16, 13, 7) == 3
+    assert reckoned_rounds(17, 0, 0, 0) == 0
 
 
 def test_tools_get_the_same_settings_as_we_have(tmp_path: Path) -> None:

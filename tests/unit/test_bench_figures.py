@@ -130,10 +130,9 @@ def test_reliability_without_confidences_is_none() -> None:
     assert reliability([Verdict(3, 2)]) is None
 
 
-def test_tau_counts_the_rounds_or_reckons_them() -> None:
-    assert tau(tokens=13, accepted=9, rounds=3) == 4.0
-    assert tau(tokens=13, accepted=9, rounds=0) == 4.0
-    assert tau(tokens=1, accepted=0, rounds=0) == 0.0
+def test_tau_leaves_out_the_token_of_the_prompt() -> None:
+    assert tau(tokens=13, rounds=3) == 4.0
+    assert tau(tokens=1, rounds=0) == 0.0
 
 
 def test_unconditional_rates_are_products() -> None:
