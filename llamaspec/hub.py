@@ -82,6 +82,17 @@ def fetch_files(reference: str, revision: str | None, patterns: list[str]) -> tu
     return Path(folder), match["repo"], Path(folder).name
 
 
+def fetch_dataset(repository: str, patterns: list[str]) -> Path:
+    """Download the files of a data set that match, folders included; the folder that holds them.
+
+    Raises ModelLoadError as `fetch_files` does.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _told(f"datasets/{repository}", repository, None), _quiet_unless_terminal():
+        return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=patterns))
+
+
 def _download(repo: str, name: str, revision: str | None, reference: str) -> Path:
     from huggingface_hub import hf_hub_download
 

@@ -78,7 +78,12 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, *, body: bool) -> None:
             hub.log.append((self.command, self.path, self.headers["Range"]))
-            owner, name, kind, revision, *rest = [*self.path.strip("/").split("/"), *[""] * 4]
+            parts = self.path.strip("/").split("/")
+            if parts[0] == "datasets":
+                parts = parts[1:]
+            elif parts[:2] == ["api", "datasets"]:
+                parts = ["api", "models", *parts[2:]]
+            owner, name, kind, revision, *rest = [*parts, *[""] * 4]
             if owner == "api":
                 self.describe(f"{kind}/{revision}", *rest[:2])
                 return

@@ -52,6 +52,14 @@ class BlockDrafter:
         self._known = [0] * shape.n_seq
 
     @property
+    def context(self) -> DraftContext:
+        return self._context
+
+    @property
+    def layout(self) -> BlockLayout:
+        return self._layout
+
+    @property
     def proposals(self) -> int:
         return self._layout.proposals
 

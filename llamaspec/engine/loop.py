@@ -36,6 +36,8 @@ class Engine:
         self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
     ) -> None:
         self.doubt = doubt
+        # the rule of acceptance; only benchmarks with scripted acceptance replace it
+        self.accept = accept
         slots = target.shape.n_seq
         assert slots == 1 or not doubt, (
             "rows of other sequences would share the single rows' passes"
@@ -268,7 +270,7 @@ class Engine:
         for sequence, proposal, start in zip(active, proposals, starts, strict=True):
             draw = sequence.request.draw
             target = choices[start:] if draw is None else sequence.draws(start, proposal)
-            verified.append(accept(target, proposal.ids))
+            verified.append(self.accept(target, proposal.ids))
         return verified
 
     def _commit(

@@ -55,6 +55,8 @@ print("heavy:", [name for name in heavy if name in sys.modules])
         ["convert-target", "-h"],
         ["quantize", "-h"],
         ["verify", "-h"],
+        ["bench", "-h"],
+        ["bench", "run", "-h"],
     ],
 )
 def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:

@@ -30,7 +30,8 @@ BESIDE = {
     "convert": {"hub", "runtime", "options", "errors", "_version"},
     "bench": {
         *("checking", "session", "completion", "loading", "hub", "demo", "engine", "draft"),
-        *("trace", "verify", "text", "runtime", "options", "errors", "_version"),
+        *("trace", "verify", "schedule", "text", "runtime", "options", "errors", "_version"),
+        *("ffi", "convert"),
     },
 }
 
