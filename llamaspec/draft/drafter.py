@@ -1,15 +1,27 @@
 """The seam between the loop and whatever proposes tokens."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from numpy.random import Generator
+
 from llamaspec.runtime.arrays import FloatArray
+
+
+@dataclass(frozen=True)
+class Dice:
+    """Draw proposals at a temperature > 0, with a generator that is moved on by it."""
+
+    temperature: float
+    random: Generator
 
 
 class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, ids that the
     block has room for (its width, which a block draft's ids depend on), and most ids wanted.
     text: prompt and output so far, the anchor last; borrowed, not to be changed.
+    dice: to draw the ids from the draft's distribution; None takes the likeliest.
     """
 
     seq: int
@@ -18,13 +30,19 @@ class Anchor(NamedTuple):
     width: int
     limit: int
     text: Sequence[int] = ()
+    dice: Dice | None = None
 
 
 class Proposal(NamedTuple):
-    """ids d1..dL and, where the draft has a confidence head, a confidence each."""
+    """ids d1..dL and, where the draft has a confidence head, a confidence each.
+
+    odds [L, target vocabulary]: where the ids were drawn, the distribution that each was drawn
+    from, given the anchor and the ids before it; None where nothing was left to chance.
+    """
 
     ids: tuple[int, ...] = ()
     confidence: tuple[float, ...] | None = None
+    odds: FloatArray | None = None
 
 
 NOTHING = Proposal()

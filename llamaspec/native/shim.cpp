@@ -117,6 +117,74 @@ int decode(llama_context * ctx, ls_batch * batch) {
     return rc;
 }
 
+// Confidences are the first numbers of the draft's rows.
+int read_confidence(llama_context * ctx, int n_rows, float * confidence) {
+    const float * rows = llama_get_embeddings_nextn(ctx);
+    const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+    for (int i = 0; rows && i < n_rows; ++i) {
+        confidence[i] = rows[(size_t) i * width];
+    }
+    return rows ? 0 : fail("the draft gave no confidences");
+}
+
+// First index of the largest sum.
+int argmax_of_sum(const float * x, const float * y, int n) {
+    float best = x[0] + y[0];
+    for (int i = 1; i < n; ++i) {
+        best = x[i] + y[i] > best ? x[i] + y[i] : best;
+    }
+    for (int i = 0; i < n; ++i) {
+        if (x[i] + y[i] == best) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+// Ids of a decode with noise. A chain in the graph says what it chose: of equal sums a backend may take any.
+int choose_drawn(llama_context * ctx, int n_rows, const float * noise, const int8_t * drawn, bool chained, int32_t * ids) {
+    const float * logits = llama_get_logits(ctx);
+    const float * rows = chained ? llama_get_embeddings_nextn(ctx) : nullptr;
+    if (!logits || (chained && !rows)) {
+        return fail("the draft gave no choices");
+    }
+    const int n_vocab = vocab_size(ctx);
+    const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+    for (int i = 0; i < n_rows; ++i) {
+        const size_t first = (size_t) i * n_vocab;
+        if (!drawn[i]) {
+            ids[i] = argmax(logits + first, n_vocab);
+        } else if (chained) {
+            ids[i] = (int32_t) rows[(size_t) i * width + 1];
+        } else {
+            ids[i] = argmax_of_sum(logits + first, noise + first, n_vocab);
+        }
+    }
+    return 0;
+}
+
+// The noise of one decode; what the draft's rows give has to be put out to read a chain's choices.
+struct Noise {
+    Noise(llama_context * ctx, const float * rows, int n_rows, bool reads) : ctx(ctx) {
+        chained = llama_set_draft_noise(ctx, rows, n_rows);
+        borrows = chained && !reads;
+        if (borrows) {
+            llama_set_embeddings_nextn(ctx, true, true);
+        }
+    }
+    ~Noise() {
+        llama_set_draft_noise(ctx, nullptr, 0);
+        if (borrows) {
+            llama_set_embeddings_nextn(ctx, false, true);
+        }
+    }
+    Noise(const Noise &) = delete;
+    Noise & operator=(const Noise &) = delete;
+
+    llama_context * ctx;
+    bool chained, borrows;
+};
+
 bool starts_block(const ls_batch * batch, int i) {
     return i == 0 || batch->seq[i] != batch->seq[i - 1];
 }
@@ -243,12 +311,23 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
             rc = choose(ctx, n_rows, ids);
         }
         if (rc == 0 && confidence) {
-            const float * rows = llama_get_embeddings_nextn(ctx);
-            const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
-            for (int i = 0; rows && i < n_rows; ++i) {
-                confidence[i] = rows[(size_t) i * width];
-            }
-            rc = rows ? 0 : fail("the draft gave no confidences");
+            rc = read_confidence(ctx, n_rows, confidence);
+        }
+        drop_blocks(ctx, batch);
+        return rc;
+    });
+}
+
+int ls_decode_drawn(llama_context * ctx, ls_batch * batch, const float * noise, const int8_t * drawn, int32_t * ids,
+                    float * confidence) {
+    return guarded(-1001, [&] {
+        const Noise given(ctx, noise, batch->size, confidence != nullptr);
+        int rc = decode(ctx, batch);
+        if (rc == 0) {
+            rc = choose_drawn(ctx, batch->size, noise, drawn, given.chained, ids);
+        }
+        if (rc == 0 && confidence) {
+            rc = read_confidence(ctx, batch->size, confidence);
         }
         drop_blocks(ctx, batch);
         return rc;

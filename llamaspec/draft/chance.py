@@ -1,0 +1,62 @@
+"""Drafts that are drawn: noise that makes the largest logit a draw, and the distribution it is of.
+
+With g standard Gumbel noise, argmax(logits / T + g) is a draw from softmax(logits / T).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from llamaspec.draft.drafter import Dice
+from llamaspec.errors import DecodeError
+from llamaspec.runtime.arrays import FloatArray, IntArray
+
+# below, NumPy's float32 exponentials are too coarse: one in 2^23 is 0, and wins whatever its logit
+_COARSE = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Noise:
+    """For a draw at a temperature T: rows [L, Vd], T times standard Gumbel noise."""
+
+    temperature: float
+    rows: FloatArray
+
+
+def roll(dice: Dice, out: FloatArray) -> Noise:
+    """Fill out [L, Vd], contiguous float32, row by row; equal states of the generator give equal
+    noise.
+    """
+    # minus the logarithm of a standard exponential is standard Gumbel noise
+    dice.random.standard_exponential(dtype=np.float32, out=out)
+    flat = out.reshape(-1)
+    small = np.flatnonzero(flat < _COARSE)
+    share = 1 - dice.random.random(len(small))
+    flat[small] = -np.log1p(share * np.expm1(-_COARSE))
+    np.log(out, out=out)
+    out *= -dice.temperature
+    return Noise(dice.temperature, out)
+
+
+def tempered(logits: FloatArray, temperature: float) -> FloatArray:
+    """Rows of softmax(logits / T), float32, of rows of logits.
+
+    Raises DecodeError where logits are not numbers.
+    """
+    odds: FloatArray = logits - logits.max(axis=1, keepdims=True)
+    odds /= temperature
+    np.exp(odds, out=odds)
+    total = odds.sum(axis=1, keepdims=True)
+    if not np.isfinite(total).all():
+        raise DecodeError("the draft's logits are not numbers")
+    odds /= total
+    return odds
+
+
+def spread(odds: FloatArray, d2t: IntArray | None, vocabulary: int) -> FloatArray:
+    """Odds of draft rows [L, Vd] by target ids [L, vocabulary]: 0 for what has no row."""
+    if d2t is None and odds.shape[1] == vocabulary:
+        return odds
+    found = np.zeros((len(odds), vocabulary), np.float32)
+    found[:, slice(odds.shape[1]) if d2t is None else d2t] = odds
+    return found
