@@ -24,15 +24,15 @@ class Noise:
 
 
 def roll(dice: Dice, out: FloatArray) -> Noise:
-    """Fill out [L, Vd], contiguous float32, row by row; equal states of the generator give equal
-    noise.
+    """Fill out [L, Vd], contiguous float32. A row's noise depends on the generator's state and the
+    rows before, not on how many follow.
     """
-    # minus the logarithm of a standard exponential is standard Gumbel noise
-    dice.random.standard_exponential(dtype=np.float32, out=out)
-    flat = out.reshape(-1)
-    small = np.flatnonzero(flat < _COARSE)
-    share = 1 - dice.random.random(len(small))
-    flat[small] = -np.log1p(share * np.expm1(-_COARSE))
+    for row in out:
+        # minus the logarithm of a standard exponential is standard Gumbel noise
+        dice.random.standard_exponential(dtype=np.float32, out=row)
+        small = np.flatnonzero(row < _COARSE)
+        share = 1 - dice.random.random(len(small))
+        row[small] = -np.log1p(share * np.expm1(-_COARSE))
     np.log(out, out=out)
     out *= -dice.temperature
     return Noise(dice.temperature, out)

@@ -261,9 +261,16 @@ int ls_sampler_take(ls_sampler * sampler, int32_t token, int index) {
         if (index < 0 || index > known) {
             return fail("tokens of a text are drawn in order");
         }
-        if (index == known) {
-            sampler->take(token);
+        if (index < known) {
+            return 0;
         }
+        if (token < 0 || token >= llama_vocab_n_tokens(sampler->vocab)) {
+            return fail("a token outside the vocabulary");
+        }
+        if (sampler->grammar && !sampler->fits_grammar(token)) {
+            return fail("the grammar does not allow it");
+        }
+        sampler->take(token);
         return 0;
     });
 }
