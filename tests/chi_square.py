@@ -9,7 +9,8 @@ _LEAST = 5
 
 
 def far(ids: npt.NDArray[np.int64], odds: npt.NDArray[np.float32]) -> float:
-    """How many standard deviations chi-square of drawn ids is above what odds [V] lead to expect.
+    """How many standard deviations chi-square of drawn ids is above what odds [V] lead to expect:
+    4 is passed by chance once in 30,000 times.
 
     Neighbours in the order of their odds share a bin until it is expected to hold enough.
     """
@@ -28,4 +29,6 @@ def far(ids: npt.NDArray[np.int64], odds: npt.NDArray[np.float32]) -> float:
     bins[-1] = bins[-1][0] + seen, bins[-1][1] + expected
     square = sum((n - e) ** 2 / e for n, e in bins)
     freedom = len(bins) - 1
-    return (square - freedom) / math.sqrt(2 * freedom)
+    # Wilson and Hilferty: the cube root of chi-square is nearly normal
+    spread = 2 / (9 * freedom)
+    return (math.cbrt(square / freedom) - (1 - spread)) / math.sqrt(spread)

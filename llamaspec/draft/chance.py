@@ -43,7 +43,8 @@ def tempered(logits: FloatArray, temperature: float) -> FloatArray:
 
     Raises DecodeError where logits are not numbers.
     """
-    odds: FloatArray = logits - logits.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        odds: FloatArray = logits - logits.max(axis=1, keepdims=True)
     odds /= temperature
     np.exp(odds, out=odds)
     total = odds.sum(axis=1, keepdims=True)

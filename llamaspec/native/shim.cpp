@@ -6,9 +6,7 @@
 #include "llama.h"
 
 #include <cstring>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,35 +17,6 @@ extern "C" {
 thread_local std::string ls_reason;
 
 namespace {
-
-struct LogLine {
-    int level;
-    std::string text;
-};
-
-constexpr size_t log_capacity = 2000;
-std::mutex log_mutex;
-std::deque<LogLine> log_lines;
-int log_min_level = GGML_LOG_LEVEL_WARN;
-int log_last_level = GGML_LOG_LEVEL_NONE;
-
-void on_log(ggml_log_level level, const char * text, void *) {
-    std::lock_guard<std::mutex> lock(log_mutex);
-    const bool continued = level == GGML_LOG_LEVEL_CONT;
-    const int effective = continued ? log_last_level : level;
-    log_last_level = effective;
-    if (effective < log_min_level) {
-        return;
-    }
-    if (continued && !log_lines.empty()) {
-        log_lines.back().text += text;
-        return;
-    }
-    if (log_lines.size() == log_capacity) {
-        log_lines.pop_front();
-    }
-    log_lines.push_back({ effective, text });
-}
 
 constexpr int positions = 4;
 
@@ -212,27 +181,6 @@ int ls_load_backends(const char * dir) {
         ggml_backend_load_all_from_path(dir);
         return (int) ggml_backend_dev_count();
     });
-}
-
-void ls_log_install(int min_level) {
-    {
-        std::lock_guard<std::mutex> lock(log_mutex);
-        log_min_level = min_level;
-    }
-    llama_log_set(on_log, nullptr);
-}
-
-int ls_log_next(int * level, char * text, int size) {
-    std::lock_guard<std::mutex> lock(log_mutex);
-    if (log_lines.empty() || size < 1) {
-        return 0;
-    }
-    const LogLine & line = log_lines.front();
-    *level = line.level;
-    std::strncpy(text, line.text.c_str(), (size_t) size - 1);
-    text[size - 1] = '\0';
-    log_lines.pop_front();
-    return 1;
 }
 
 llama_model * ls_model_load(const char * path, const llama_model_params * params) {
