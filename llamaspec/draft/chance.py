@@ -11,7 +11,7 @@ from llamaspec.draft.drafter import Dice
 from llamaspec.errors import DecodeError
 from llamaspec.runtime.arrays import FloatArray, IntArray
 
-# below, NumPy's float32 exponentials are too coarse: one in 2^23 is 0, and wins whatever its logit
+# float32 draws have steps of 2^-24, too coarse below: one would be 0, and win whatever its logit
 _COARSE = 2.0**-8
 
 
@@ -27,14 +27,17 @@ def roll(dice: Dice, out: FloatArray) -> Noise:
     """Fill out [L, Vd], contiguous float32. A row's noise depends on the generator's state and the
     rows before, not on how many follow.
     """
+    random = dice.random.random
     for row in out:
-        # minus the logarithm of a standard exponential is standard Gumbel noise
-        dice.random.standard_exponential(dtype=np.float32, out=row)
+        # 1 - exp(-x), of a standard exponential x, is uniform; -log(x) is standard Gumbel noise
+        random(dtype=np.float32, out=row)
         small = np.flatnonzero(row < _COARSE)
-        share = 1 - dice.random.random(len(small))
-        row[small] = -np.log1p(share * np.expm1(-_COARSE))
-    np.log(out, out=out)
-    out *= -dice.temperature
+        np.subtract(1, row, out=row)
+        np.log(row, out=row)
+        row[small] = np.log1p(-_COARSE * (1 - random(len(small))))
+        np.negative(row, out=row)
+        np.log(row, out=row)
+        row *= -dice.temperature
     return Noise(dice.temperature, out)
 
 

@@ -56,7 +56,7 @@ class Text:
     prompt: list[int]
 
     def sampler(self, settings: dict[str, Any], seed: int = 0) -> Sampler:
-        options = GenerateOptions.of({"seed": seed, **settings})
+        options = GenerateOptions(seed=seed, **settings)
         prompt = np.array(self.prompt, np.int32)
         return Sampler.create(self.model, options, seed=seed, prompt=prompt, n_ctx=N_CTX)
 
@@ -68,7 +68,7 @@ class Text:
         found: list[int] = []
         for i in range(n):
             (*_, row) = self.odds(self.sampler(settings), found)
-            found.append(int(np.argsort(-row)[min(i, np.count_nonzero(row) - 1)]))
+            found.append(int(np.argsort(-row)[min(i, int(np.count_nonzero(row)) - 1)]))
         return found
 
 
