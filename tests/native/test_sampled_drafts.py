@@ -17,6 +17,7 @@ from tests.checkpoints import write
 from tests.chi_square import far
 from tests.converted import give_tables, make
 from tests.native_rig import Native, Rig, random_features, rig
+from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native
 
@@ -337,6 +338,24 @@ def test_a_draft_without_confidences_draws_too(pairs: Pairs) -> None:
             assert scores is None
             assert [[ids[i] for i in block] for block in rows] == [e[0] for e in expected]
             assert of.context.decode_block(batch, batch.size, confidence=False) == (plain, None)
+
+
+@pytest.mark.parametrize("name", ["rnn", "tiny-dspark-speculators"])
+def test_a_very_long_block_is_drawn(name: str, pairs: Pairs, tmp_path: Path) -> None:
+    """The heads with the most nodes a slot: llama.cpp aborts where a graph has not enough."""
+    draft, target = pairs[name]
+    path = rewrite(draft, tmp_path / "long.gguf", {"dflash.block_size": 150})
+    with rig(path, target, [0] * len(LENGTHS)) as of:
+        made = drafter(of, path)
+        asked = anchors(of, NOBODY)[1]._replace(width=149, limit=149)
+        (greedy,) = made.propose([asked])
+        (cold,) = made.propose([asked._replace(dice=dice(1e-6, 0))])
+        (warm,) = made.propose([asked._replace(dice=dice(1.0, 0))])
+        assert len(warm.ids) == 149
+        assert cold[:2] == greedy[:2]
+        assert warm.ids != greedy.ids
+        assert warm.odds is not None
+        assert min(warm.odds[range(149), warm.ids]) > 0
 
 
 def test_logits_that_are_not_numbers_are_refused(pairs: Pairs) -> None:
