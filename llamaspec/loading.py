@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
 from llamaspec.draft.drafter import Drafter
-from llamaspec.draft.heads import DraftHead, load_head
+from llamaspec.draft.heads import DraftHead, load_d2t, load_head
 from llamaspec.draft.lookup import LookupDrafter
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.loop import Engine
@@ -17,6 +17,7 @@ from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.ffi import build_info
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
 from llamaspec.runtime import backend
+from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -230,6 +231,7 @@ def _layout(draft: FileDescription, options: LoadOptions) -> BlockLayout:
         vocabulary=described.draft_vocabulary,
         confidence=described.has_confidence_head,
         candidates=selector.top_k if selector else 0,
+        d2t=None if described.d2t_range is None else _d2t(draft.path),
     )
 
 
@@ -287,6 +289,11 @@ def _drafter(
         base=head is not None,
     )
     return BlockDrafter(context, layout, head)
+
+
+def _d2t(path: Path) -> IntArray | None:
+    with GGUFFile.open(path) as file:
+        return load_d2t(file)
 
 
 def _python_head(path: Path) -> DraftHead:

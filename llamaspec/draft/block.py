@@ -5,8 +5,12 @@ block.
 from dataclasses import dataclass
 from time import perf_counter
 
-from llamaspec.draft.drafter import NOTHING, Anchor, Features, Proposal
+import numpy as np
+
+from llamaspec.draft.chance import roll, spread, tempered
+from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal
 from llamaspec.draft.heads import DraftHead
+from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
 
@@ -18,6 +22,7 @@ class BlockLayout:
     proposals: most ids a block gives. first: the first row that proposes: 0 where the anchor's own
     row does (anchor-first), 1 where it is read past (bonus-anchor). confidence: whether the graph
     returns confidences. candidates: how many a row's selector has in the graph, 0 without one.
+    d2t: the target id of every draft row, None for a full vocabulary.
     """
 
     proposals: int
@@ -26,6 +31,7 @@ class BlockLayout:
     vocabulary: int
     confidence: bool
     candidates: int = 0
+    d2t: IntArray | None = None
 
 
 class BlockDrafter:
@@ -44,12 +50,13 @@ class BlockDrafter:
         self._context = context
         self._layout = layout
         self._head = head
-        self._head_seconds = 0.0
+        self._own_seconds = 0.0
         self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
         self._pending: list[Features] = []
         self._known = [0] * shape.n_seq
+        self._drawn: _Drawn | None = None
 
     @property
     def context(self) -> DraftContext:
@@ -65,7 +72,7 @@ class BlockDrafter:
 
     @property
     def seconds(self) -> float:
-        return self._context.seconds + self._head_seconds
+        return self._context.seconds + self._own_seconds
 
     def keep(self, seq: int, length: int) -> int:
         self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
@@ -118,11 +125,39 @@ class BlockDrafter:
         if layout.candidates:
             ids = self._context.decode_lattice(batch, layout.candidates)
             return [Proposal(tuple(ids[start:end])) for start, end in spans]
+        if any(anchor.dice for anchor in anchors):
+            return self._decode_drawn(anchors, spans)
         ids, scores = self._context.decode_block(batch, batch.size, confidence=layout.confidence)
         return [
             Proposal(tuple(ids[start:end]), None if scores is None else tuple(scores[start:end]))
             for start, end in spans
         ]
+
+    def _decode_drawn(self, anchors: list[Anchor], spans: list[tuple[int, int]]) -> list[Proposal]:
+        batch, layout, context = self._blocks, self._layout, self._context
+        total, vocabulary = batch.size, context.model.vocab.size
+        if self._drawn is None:
+            self._drawn = _Drawn.create(batch.capacity, vocabulary, layout)
+        started = perf_counter()
+        drawn = self._drawn
+        pairs = zip(anchors, spans, strict=True)
+        drawn.fill([(a.dice, *span) for a, span in pairs if a.dice is not None])
+        self._own_seconds += perf_counter() - started
+        noise, flags = drawn.noise[:total], drawn.flags[:total]
+        ids, scores = context.decode_drawn(batch, noise, flags, confidence=layout.confidence)
+        started = perf_counter()
+        logits = context.logits_view(total)
+        proposals = []
+        for anchor, (start, end) in zip(anchors, spans, strict=True):
+            odds = None
+            if anchor.dice is not None:
+                rows = logits[start:end, drawn.columns]
+                odds = tempered(rows, anchor.dice.temperature)
+                odds = spread(odds, layout.d2t, vocabulary)
+            confidence = None if scores is None else tuple(scores[start:end])
+            proposals.append(Proposal(tuple(ids[start:end]), confidence, odds))
+        self._own_seconds += perf_counter() - started
+        return proposals
 
     def _decode_with_head(
         self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
@@ -143,10 +178,17 @@ class BlockDrafter:
         hidden = self._context.hidden_view(total)
         proposals = []
         for anchor, (start, end) in zip(anchors, spans, strict=True):
-            chain = head.chain(base[start:end], hidden[start:end], anchor.token)
+            noise = None
+            if anchor.dice is not None:
+                shape = end - start, self._layout.vocabulary
+                noise = roll(anchor.dice, np.empty(shape, np.float32))
+            chain = head.chain(base[start:end], hidden[start:end], anchor.token, noise)
             confidence = None if chain.confidence is None else tuple(chain.confidence.tolist())
-            proposals.append(Proposal(tuple(chain.ids.tolist()), confidence))
-        self._head_seconds += perf_counter() - started
+            odds = chain.odds
+            if odds is not None:
+                odds = spread(odds, self._layout.d2t, self._context.model.vocab.size)
+            proposals.append(Proposal(tuple(chain.ids.tolist()), confidence, odds))
+        self._own_seconds += perf_counter() - started
         return proposals
 
     def _retry(self) -> None:
@@ -162,3 +204,37 @@ class BlockDrafter:
         self._context.decode(self._inject)
         for seq, position in zip(features.seq, features.position, strict=True):
             self._known[seq] = position + 1
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Memory for the noise of a pass: noise [rows, V], 0 where nothing is drawn, and flags [rows],
+    1 where something is; columns of the draft's vocabulary, and scratch [rows, Vd] for it.
+    """
+
+    noise: FloatArray
+    flags: ByteArray
+    columns: IntArray | slice
+    scratch: FloatArray | None
+
+    @classmethod
+    def create(cls, rows: int, vocabulary: int, layout: BlockLayout) -> "_Drawn":
+        noise = np.zeros((rows, vocabulary), np.float32)
+        flags = np.zeros(rows, np.int8)
+        if layout.d2t is None and layout.vocabulary == vocabulary:
+            return cls(noise, flags, slice(None), None)
+        columns = slice(layout.vocabulary) if layout.d2t is None else layout.d2t
+        scratch = np.empty((layout.proposals, layout.vocabulary), np.float32)
+        return cls(noise, flags, columns, scratch)
+
+    def fill(self, wanted: list[tuple[Dice, int, int]]) -> None:
+        """Roll the dice for rows start to end of each, and for no others."""
+        before = self.flags.copy()
+        self.flags[:] = 0
+        for dice, start, end in wanted:
+            self.flags[start:end] = 1
+            if self.scratch is None:
+                roll(dice, self.noise[start:end])
+            else:
+                self.noise[start:end, self.columns] = roll(dice, self.scratch[: end - start]).rows
+        self.noise[before > self.flags] = 0

@@ -4,24 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import numpy as np
+from numpy.random import Generator
 
 from llamaspec.runtime.arrays import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dice:
-    """How to sample a proposal: the draft's temperature, above 0, and the random numbers."""
+    """Draw proposals at a temperature > 0, with a generator that is moved on by it."""
 
     temperature: float
-    random: np.random.Generator
+    random: Generator
 
 
 class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, ids that the
     block has room for (its width, which a block draft's ids depend on), and most ids wanted.
-    text: prompt and output so far, the anchor last; borrowed, not to be changed. dice: None for the
-    draft's likeliest tokens.
+    text: prompt and output so far, the anchor last; borrowed, not to be changed.
+    dice: to draw the ids from the draft's distribution; None takes the likeliest.
     """
 
     seq: int
@@ -36,8 +36,8 @@ class Anchor(NamedTuple):
 class Proposal(NamedTuple):
     """ids d1..dL and, where the draft has a confidence head, a confidence each.
 
-    odds: of sampled ids, q [L, V], V the target's vocabulary: what each was sampled from, given the
-    anchor and the ids before it. None where the ids carry no randomness.
+    odds [L, target vocabulary]: where the ids were drawn, the distribution that each was drawn
+    from, given the anchor and the ids before it; None where nothing was left to chance.
     """
 
     ids: tuple[int, ...] = ()

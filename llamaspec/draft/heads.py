@@ -9,16 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamaspec.draft.chance import Noise, tempered
 from llamaspec.runtime.arrays import FloatArray, IntArray
 from llamaspec.runtime.gguf_file import GGUFFile
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Ids in target vocabulary [L] and, with a confidence head, confidences [L]."""
+    """Ids in target vocabulary [L] and, with a confidence head, confidences [L].
+
+    odds [L, Vd]: of drawn ids, the distribution over draft rows that each was drawn from.
+    """
 
     ids: IntArray
     confidence: FloatArray | None
+    odds: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -103,22 +108,28 @@ class MarkovHead:
     confidence: Confidence | None
     kind: Vanilla | Gated | Recurrent = Vanilla()
 
-    def chain(self, base: FloatArray, hidden: FloatArray, anchor: int) -> Chain:
-        """Choose greedily, left to right, from base logits [L, Vd] and hidden rows [L, d]."""
+    def chain(
+        self, base: FloatArray, hidden: FloatArray, anchor: int, noise: Noise | None = None
+    ) -> Chain:
+        """Choose left to right, from base logits [L, Vd] and hidden rows [L, d]: greedily, or with
+        noise by argmax_j logits_i[j] + noise_i[j].
+        """
         ids = np.empty(len(base), np.int32)
         scores = np.empty(len(base), np.float32)
+        logits = np.empty(base.shape, np.float32)
         step = self.kind.rows(self.w1.shape[1])
         previous = anchor
         for i, row in enumerate(base):
             embedding = self.w1[previous]
-            chosen = int(np.argmax(row + self.w2 @ step(hidden[i], embedding)))
+            np.add(row, self.w2 @ step(hidden[i], embedding), out=logits[i])
+            chosen = int(np.argmax(logits[i] if noise is None else logits[i] + noise.rows[i]))
             if self.confidence is not None:
                 scores[i] = self.confidence(hidden[i], embedding)
             # the chain runs on target ids: a reduced vocabulary maps every choice before it is
             # looked up in W1
             previous = chosen if self.d2t is None else int(self.d2t[chosen])
             ids[i] = previous
-        return Chain(ids, None if self.confidence is None else scores)
+        return Chain(ids, None if self.confidence is None else scores, _odds(logits, noise))
 
 
 @dataclass(frozen=True)
@@ -133,8 +144,12 @@ class SelectorHead:
     top_k: int
     d2t: IntArray | None
 
-    def chain(self, base: FloatArray, hidden: FloatArray, anchor: int) -> Chain:
-        """Choose greedily, left to right, from base logits [L, Vd] and hidden rows [L, d]."""
+    def chain(
+        self, base: FloatArray, hidden: FloatArray, anchor: int, noise: Noise | None = None
+    ) -> Chain:
+        """Choose left to right, from base logits [L, Vd] and hidden rows [L, d]; greedily, whatever
+        the noise.
+        """
         ids = np.empty(len(base), np.int32)
         previous = anchor
         for i, row in enumerate(base):
@@ -152,18 +167,25 @@ class PlainHead:
 
     d2t: IntArray | None
 
-    def chain(self, base: FloatArray, hidden: FloatArray, anchor: int) -> Chain:
-        """Choose the largest base logit of every row [L, Vd]."""
-        chosen = np.argmax(base, axis=1).astype(np.int32)
-        return Chain(chosen if self.d2t is None else self.d2t[chosen], None)
+    def chain(
+        self, base: FloatArray, hidden: FloatArray, anchor: int, noise: Noise | None = None
+    ) -> Chain:
+        """Choose the largest base logit of every row [L, Vd], with the noise added."""
+        chosen = np.argmax(base if noise is None else base + noise.rows, axis=1).astype(np.int32)
+        ids = chosen if self.d2t is None else self.d2t[chosen]
+        return Chain(ids, None, _odds(base, noise))
 
 
 DraftHead = MarkovHead | SelectorHead | PlainHead
 
 
+def _odds(logits: FloatArray, noise: Noise | None) -> FloatArray | None:
+    return None if noise is None else tempered(logits, noise.temperature)
+
+
 def load_head(file: GGUFFile) -> DraftHead:
     """Read the head of a draft GGUF that `check_pair` has passed."""
-    d2t = _d2t(file)
+    d2t = load_d2t(file)
     if "selector_hidden.weight" in file.tensors:
         top_k = file.metadata["dflash.selector_top_k"]
         assert isinstance(top_k, int), "check_pair refuses a selector without its sizes"
@@ -202,7 +224,8 @@ def _sigmoid(x: FloatArray) -> FloatArray:
     return (1 / (1 + np.exp(-x))).astype(np.float32)
 
 
-def _d2t(file: GGUFFile) -> IntArray | None:
+def load_d2t(file: GGUFFile) -> IntArray | None:
+    """The target id of every draft row [Vd]; None for a full vocabulary."""
     if "d2t" not in file.tensors:
         return None
     return file.integers("d2t").astype(np.int32)

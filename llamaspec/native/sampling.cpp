@@ -38,8 +38,10 @@ int vocab_size(const llama_context * ctx) {
 
 struct ls_sampler {
     Owned grammar, bias, chain;
-    std::vector<llama_token_data> candidates;
+    const llama_vocab * vocab = nullptr;
+    std::vector<llama_token_data> candidates, likely;
     std::vector<llama_token> drawn;
+    bool greedy = false;
 
     void load(llama_context * ctx, int row) {
         const float * logits = logits_of(ctx, row);
@@ -56,25 +58,31 @@ struct ls_sampler {
 
     llama_token_data_array view() { return { candidates.data(), candidates.size(), -1, false }; }
 
-    llama_token choose(llama_context * ctx, int row, bool masked) {
+    // What the chain leaves of a row's candidates, one of them selected.
+    llama_token_data_array sift(llama_context * ctx, int row, llama_sampler * mask, llama_sampler * samplers) {
         load(ctx, row);
         llama_token_data_array all = view();
         llama_sampler_apply(bias.get(), &all);
-        if (masked) {
-            llama_sampler_apply(grammar.get(), &all);
+        if (mask) {
+            llama_sampler_apply(mask, &all);
         }
         // samplers further on would count excluded tokens in, or divide by their probability of zero
         const auto excluded = [](const llama_token_data & token) { return token.logit == -INFINITY; };
         candidates.erase(std::remove_if(candidates.begin(), candidates.end(), excluded), candidates.end());
         if (candidates.empty()) {
-            throw std::runtime_error(masked ? "no token of the vocabulary can continue the text within the grammar"
-                                            : "every token of the vocabulary is excluded");
+            throw std::runtime_error(mask ? "no token of the vocabulary can continue the text within the grammar"
+                                          : "every token of the vocabulary is excluded");
         }
         llama_token_data_array left = view();
-        llama_sampler_apply(chain.get(), &left);
+        llama_sampler_apply(samplers, &left);
         if (left.selected < 0 || (size_t) left.selected >= left.size) {
             throw std::runtime_error("the samplers have chosen no token");
         }
+        return left;
+    }
+
+    llama_token choose(llama_context * ctx, int row, llama_sampler * mask) {
+        const llama_token_data_array left = sift(ctx, row, mask, chain.get());
         return left.data[left.selected].id;
     }
 
@@ -87,15 +95,85 @@ struct ls_sampler {
 
     llama_token draw(llama_context * ctx, int row) {
         // as common_sampler does: to mask the whole vocabulary is slow and rarely needed
-        llama_token id = choose(ctx, row, false);
+        llama_token id = choose(ctx, row, nullptr);
         if (grammar && !fits_grammar(id)) {
-            id = choose(ctx, row, true);
+            id = choose(ctx, row, grammar.get());
         }
+        take(id);
+        return id;
+    }
+
+    void take(llama_token id) {
         drawn.reserve(drawn.size() + 1);
         llama_sampler_accept(grammar.get(), id);
         llama_sampler_accept(chain.get(), id);
         drawn.push_back(id);
-        return id;
+    }
+
+    // The distribution of a draw from a row, odds [vocabulary]: u of the first draw for what fits the grammar, and for
+    // the rest of it, which is drawn again, that of the masked one.
+    void weigh(llama_context * ctx, int row, llama_sampler * mask, llama_sampler * samplers, float * odds) {
+        std::fill(odds, odds + vocab_size(ctx), 0.0f);
+        read_odds(sift(ctx, row, nullptr, samplers));
+        double again = 0.0;
+        if (mask) {
+            llama_token_data_array all = { likely.data(), likely.size(), -1, false };
+            llama_sampler_apply(mask, &all);
+        }
+        for (const llama_token_data & token : likely) {
+            if (token.logit == -INFINITY) {
+                again += token.p;
+            } else {
+                odds[token.id] = token.p;
+            }
+        }
+        if (again > 0.0) {
+            read_odds(sift(ctx, row, mask, samplers));
+            for (const llama_token_data & token : likely) {
+                odds[token.id] += (float) (again * token.p);
+            }
+        }
+    }
+
+    void read_odds(const llama_token_data_array & left) {
+        likely.clear();
+        for (size_t i = 0; i < left.size; ++i) {
+            const float p = greedy ? (float) (i == (size_t) left.selected) : left.data[i].p;
+            if (p > 0.0f) {
+                likely.push_back({ left.data[i].id, 1.0f, p });
+            }
+        }
+    }
+
+    // Rows of odds from the token at `index` on, while ids are what the text goes on with.
+    int odds_along(llama_context * ctx, int row, const int32_t * ids, int n_ids, int index, float * odds) {
+        const Owned mask(grammar ? llama_sampler_clone(grammar.get()) : nullptr);
+        const Owned samplers(llama_sampler_clone(chain.get()));
+        const size_t n_vocab = (size_t) vocab_size(ctx);
+        for (int i = 0; i <= n_ids; ++i, odds += n_vocab) {
+            const size_t at = (size_t) index + (size_t) i;
+            if (at < drawn.size()) {
+                std::fill(odds, odds + n_vocab, 0.0f);
+                odds[drawn[at]] = 1.0f;
+            } else {
+                try {
+                    weigh(ctx, row + i, mask.get(), samplers.get(), odds);
+                } catch (const std::runtime_error &) {
+                    if (i == 0) {
+                        throw;
+                    }
+                    return i; // whether the text gets there is not said
+                }
+            }
+            if (i == n_ids || !(odds[ids[i]] > 0.0f) || llama_vocab_is_eog(vocab, ids[i])) {
+                return i + 1;
+            }
+            if (at >= drawn.size()) {
+                llama_sampler_accept(mask.get(), ids[i]);
+                llama_sampler_accept(samplers.get(), ids[i]);
+            }
+        }
+        return n_ids + 1;
     }
 
     void add(llama_sampler * sampler) { llama_sampler_chain_add(chain.get(), sampler); }
@@ -123,6 +201,8 @@ ls_sampler * ls_sampler_new(const llama_model * model, const ls_sampling * optio
         const llama_vocab * vocab = llama_model_get_vocab(model);
         const int n_vocab = llama_vocab_n_tokens(vocab);
         auto made = std::make_unique<ls_sampler>();
+        made->vocab = vocab;
+        made->greedy = !(options->temperature > 0);
         if (options->grammar) {
             made->grammar.reset(llama_sampler_init_grammar(vocab, options->grammar, "root"));
             if (!made->grammar) {
@@ -172,6 +252,40 @@ int ls_sampler_draw(ls_sampler * sampler, llama_context * ctx, int row, int inde
             return fail("tokens of a text are drawn in order");
         }
         return index < known ? (int) sampler->drawn[(size_t) index] : (int) sampler->draw(ctx, row);
+    });
+}
+
+int ls_sampler_take(ls_sampler * sampler, int32_t token, int index) {
+    return guarded(-1, [&] {
+        const int known = (int) sampler->drawn.size();
+        if (index < 0 || index > known) {
+            return fail("tokens of a text are drawn in order");
+        }
+        if (index < known) {
+            return 0;
+        }
+        if (token < 0 || token >= llama_vocab_n_tokens(sampler->vocab)) {
+            return fail("a token outside the vocabulary");
+        }
+        if (sampler->grammar && !sampler->fits_grammar(token)) {
+            return fail("the grammar does not allow it");
+        }
+        sampler->take(token);
+        return 0;
+    });
+}
+
+int ls_sampler_odds(ls_sampler * sampler, llama_context * ctx, int row, const int32_t * ids, int n_ids, int index, float * odds) {
+    return guarded(-1, [&] {
+        if (index < 0 || (size_t) index > sampler->drawn.size()) {
+            return fail("tokens of a text are drawn in order");
+        }
+        for (int i = 0; i < n_ids; ++i) {
+            if (ids[i] < 0 || ids[i] >= vocab_size(ctx)) {
+                return fail("a token outside the vocabulary");
+            }
+        }
+        return sampler->odds_along(ctx, row, ids, n_ids, index, odds);
     });
 }
 

@@ -6,9 +6,7 @@
 #include "llama.h"
 
 #include <cstring>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,35 +17,6 @@ extern "C" {
 thread_local std::string ls_reason;
 
 namespace {
-
-struct LogLine {
-    int level;
-    std::string text;
-};
-
-constexpr size_t log_capacity = 2000;
-std::mutex log_mutex;
-std::deque<LogLine> log_lines;
-int log_min_level = GGML_LOG_LEVEL_WARN;
-int log_last_level = GGML_LOG_LEVEL_NONE;
-
-void on_log(ggml_log_level level, const char * text, void *) {
-    std::lock_guard<std::mutex> lock(log_mutex);
-    const bool continued = level == GGML_LOG_LEVEL_CONT;
-    const int effective = continued ? log_last_level : level;
-    log_last_level = effective;
-    if (effective < log_min_level) {
-        return;
-    }
-    if (continued && !log_lines.empty()) {
-        log_lines.back().text += text;
-        return;
-    }
-    if (log_lines.size() == log_capacity) {
-        log_lines.pop_front();
-    }
-    log_lines.push_back({ effective, text });
-}
 
 constexpr int positions = 4;
 
@@ -117,6 +86,74 @@ int decode(llama_context * ctx, ls_batch * batch) {
     return rc;
 }
 
+// Confidences are the first numbers of the draft's rows.
+int read_confidence(llama_context * ctx, int n_rows, float * confidence) {
+    const float * rows = llama_get_embeddings_nextn(ctx);
+    const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+    for (int i = 0; rows && i < n_rows; ++i) {
+        confidence[i] = rows[(size_t) i * width];
+    }
+    return rows ? 0 : fail("the draft gave no confidences");
+}
+
+// First index of the largest sum.
+int argmax_of_sum(const float * x, const float * y, int n) {
+    float best = x[0] + y[0];
+    for (int i = 1; i < n; ++i) {
+        best = x[i] + y[i] > best ? x[i] + y[i] : best;
+    }
+    for (int i = 0; i < n; ++i) {
+        if (x[i] + y[i] == best) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+// Ids of a decode with noise. A chain in the graph says what it chose: of equal sums a backend may take any.
+int choose_drawn(llama_context * ctx, int n_rows, const float * noise, const int8_t * drawn, bool chained, int32_t * ids) {
+    const float * logits = llama_get_logits(ctx);
+    const float * rows = chained ? llama_get_embeddings_nextn(ctx) : nullptr;
+    if (!logits || (chained && !rows)) {
+        return fail("the draft gave no choices");
+    }
+    const int n_vocab = vocab_size(ctx);
+    const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
+    for (int i = 0; i < n_rows; ++i) {
+        const size_t first = (size_t) i * n_vocab;
+        if (!drawn[i]) {
+            ids[i] = argmax(logits + first, n_vocab);
+        } else if (chained) {
+            ids[i] = (int32_t) rows[(size_t) i * width + 1];
+        } else {
+            ids[i] = argmax_of_sum(logits + first, noise + first, n_vocab);
+        }
+    }
+    return 0;
+}
+
+// The noise of one decode; what the draft's rows give has to be put out to read a chain's choices.
+struct Noise {
+    Noise(llama_context * ctx, const float * rows, int n_rows, bool reads) : ctx(ctx) {
+        chained = llama_set_draft_noise(ctx, rows, n_rows);
+        borrows = chained && !reads;
+        if (borrows) {
+            llama_set_embeddings_nextn(ctx, true, true);
+        }
+    }
+    ~Noise() {
+        llama_set_draft_noise(ctx, nullptr, 0);
+        if (borrows) {
+            llama_set_embeddings_nextn(ctx, false, true);
+        }
+    }
+    Noise(const Noise &) = delete;
+    Noise & operator=(const Noise &) = delete;
+
+    llama_context * ctx;
+    bool chained, borrows;
+};
+
 bool starts_block(const ls_batch * batch, int i) {
     return i == 0 || batch->seq[i] != batch->seq[i - 1];
 }
@@ -144,27 +181,6 @@ int ls_load_backends(const char * dir) {
         ggml_backend_load_all_from_path(dir);
         return (int) ggml_backend_dev_count();
     });
-}
-
-void ls_log_install(int min_level) {
-    {
-        std::lock_guard<std::mutex> lock(log_mutex);
-        log_min_level = min_level;
-    }
-    llama_log_set(on_log, nullptr);
-}
-
-int ls_log_next(int * level, char * text, int size) {
-    std::lock_guard<std::mutex> lock(log_mutex);
-    if (log_lines.empty() || size < 1) {
-        return 0;
-    }
-    const LogLine & line = log_lines.front();
-    *level = line.level;
-    std::strncpy(text, line.text.c_str(), (size_t) size - 1);
-    text[size - 1] = '\0';
-    log_lines.pop_front();
-    return 1;
 }
 
 llama_model * ls_model_load(const char * path, const llama_model_params * params) {
@@ -243,12 +259,23 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
             rc = choose(ctx, n_rows, ids);
         }
         if (rc == 0 && confidence) {
-            const float * rows = llama_get_embeddings_nextn(ctx);
-            const size_t width = (size_t) llama_model_n_embd_out(llama_get_model(ctx));
-            for (int i = 0; rows && i < n_rows; ++i) {
-                confidence[i] = rows[(size_t) i * width];
-            }
-            rc = rows ? 0 : fail("the draft gave no confidences");
+            rc = read_confidence(ctx, n_rows, confidence);
+        }
+        drop_blocks(ctx, batch);
+        return rc;
+    });
+}
+
+int ls_decode_drawn(llama_context * ctx, ls_batch * batch, const float * noise, const int8_t * drawn, int32_t * ids,
+                    float * confidence) {
+    return guarded(-1001, [&] {
+        const Noise given(ctx, noise, batch->size, confidence != nullptr);
+        int rc = decode(ctx, batch);
+        if (rc == 0) {
+            rc = choose_drawn(ctx, batch->size, noise, drawn, given.chained, ids);
+        }
+        if (rc == 0 && confidence) {
+            rc = read_confidence(ctx, batch->size, confidence);
         }
         drop_blocks(ctx, batch);
         return rc;

@@ -48,6 +48,12 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 /* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
 int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
+/* The same with noise [batch size, vocabulary] (0 where none is wanted), added to the logits before every choice: in the
+   graph, where rows depend on choices before. Of all rows, each put out, ids are the choices where `drawn` [batch size] is
+   not 0, the largest logits otherwise. Logits stay without noise. */
+int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, const float * noise, const int8_t * drawn,
+                    int32_t * ids, float * confidence);
+
 /* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.
    To be asked before ls_set_taps: llama.cpp aborts where a graph lacks what was set. */
 int ls_has_layer_input(struct llama_context * ctx, int layer);
@@ -108,6 +114,17 @@ int ls_sampler_prompt(struct ls_sampler * sampler, const int32_t * ids, int n);
 /* The token at `index` of the text, from an output row of the last decode. It is drawn once: asked again, as after an
    interruption, it is what it was. Returns it, negative on failure. */
 int ls_sampler_draw(struct ls_sampler * sampler, struct llama_context * ctx, int row, int index);
+
+/* The token at `index` was decided otherwise: it counts as drawn, without a random number. Nothing happens where the
+   token there is known. */
+int ls_sampler_take(struct ls_sampler * sampler, int32_t token, int index);
+
+/* The distribution that ls_sampler_draw would draw the token at `index` from, then those of the next tokens and rows
+   with ids [n_ids] as the tokens before: odds [n_ids + 1, vocabulary]; the sampler stays as it is. Of a token that is
+   known all odds are on it. Returns the number of rows, negative on failure; fewer than n_ids + 1 where an id has no
+   odds or ends the text, whose row is the last, or where nothing can follow. */
+int ls_sampler_odds(struct ls_sampler * sampler, struct llama_context * ctx, int row, const int32_t * ids, int n_ids,
+                    int index, float * odds);
 
 /* A JSON schema as GBNF, valid until the next call of this thread; NULL on failure. */
 const char * ls_schema_to_grammar(const char * schema);

@@ -11,7 +11,14 @@ from llamaspec.errors import DecodeError, IncompatibleDraftError, LlamaSpecError
 from llamaspec.ffi import ffi, lib
 from llamaspec.options import CacheType, FlashAttention
 from llamaspec.runtime import log
-from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
+from llamaspec.runtime.arrays import (
+    ByteArray,
+    FloatArray,
+    IntArray,
+    byte_pointer,
+    float_pointer,
+    int_pointer,
+)
 from llamaspec.runtime.batch import Batch
 from llamaspec.runtime.handle import NativeHandle
 from llamaspec.runtime.model import Model
@@ -281,6 +288,24 @@ class DraftContext(Context):
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         scores = self._floats if confidence else ffi.NULL
         self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
+        ids: list[int] = ffi.unpack(self._ints, n_rows)
+        return ids, ffi.unpack(scores, n_rows) if confidence else None
+
+    def decode_drawn(
+        self, batch: Batch, noise: FloatArray, drawn: ByteArray, *, confidence: bool
+    ) -> tuple[list[int], list[float] | None]:
+        """As `decode_block` for all rows, each of which is put out: of those with drawn [rows] not
+        0, the id with the largest sum of logit and noise [rows, vocabulary], which is also what the
+        next row of the block follows. The noise of the others must be 0.
+
+        `logits_view` gives the logits without noise.
+        """
+        n_rows = batch.size
+        assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
+        assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
+        scores = self._floats if confidence else ffi.NULL
+        pointers = float_pointer(noise), byte_pointer(drawn)
+        self._compute(lib.ls_decode_drawn, batch, *pointers, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
 

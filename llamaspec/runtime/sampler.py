@@ -1,13 +1,16 @@
 """llama.cpp's samplers: how the next token is chosen where it is not simply the likeliest."""
 
+from collections.abc import Sequence
 from typing import Any, Self
+
+import numpy as np
 
 from llamaspec.constraint import check_grammar
 from llamaspec.errors import OptionError, SamplingError
 from llamaspec.ffi import ffi, lib
 from llamaspec.options import GenerateOptions
 from llamaspec.runtime import log
-from llamaspec.runtime.arrays import IntArray, int_pointer
+from llamaspec.runtime.arrays import FloatArray, IntArray, float_pointer, int_pointer
 from llamaspec.runtime.context import Context
 from llamaspec.runtime.handle import NativeHandle
 from llamaspec.runtime.model import Model
@@ -61,6 +64,31 @@ class Sampler(NativeHandle):
         if token < 0:
             raise SamplingError(f"the text cannot go on after {index} tokens: {_reason([])}")
         return token
+
+    def take(self, token: int, index: int) -> None:
+        """The token at `index` of the text was chosen otherwise: penalties, DRY and grammar advance
+        as if it had been drawn, random numbers do not. Nothing happens where it is known already.
+
+        Raises SamplingError where the one before is not known yet.
+        """
+        if lib.ls_sampler_take(self.ptr, token, index) < 0:
+            raise SamplingError(f"token {index} of the text cannot be {token}: {_reason([])}")
+
+    def odds(self, context: Context, row: int, ids: Sequence[int], index: int) -> FloatArray:
+        """The distributions [m, vocabulary] that `draw` would draw from: the token at `index` from
+        output row `row`, then those after ids[0], ids[1], ... from the rows after it. Nothing of
+        the sampler moves. A token that is known has all of its row's odds.
+
+        m is len(ids) + 1; less where row i is the last one because ids[i] has no odds in it or
+        ends the text, or because no token can come after it. Raises SamplingError where no token
+        is left in the first row.
+        """
+        found = np.empty((len(ids) + 1, context.model.vocab.size), np.float32)
+        pointer = float_pointer(found)
+        rows = lib.ls_sampler_odds(self.ptr, context.ptr, row, list(ids), len(ids), index, pointer)
+        if rows < 0:
+            raise SamplingError(f"the text cannot go on after {index} tokens: {_reason([])}")
+        return found[:rows]
 
 
 def needs_sampler(options: GenerateOptions, model: Model) -> bool:
