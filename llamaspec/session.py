@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
+import numpy as np
+
 from llamaspec import demo, hub
 from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
 from llamaspec.draft.drafter import Dice

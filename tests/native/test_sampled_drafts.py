@@ -89,7 +89,7 @@ def drafter(of: Rig, path: Path, *, python: bool = False) -> BlockDrafter:
             head = load_head(file)
     made = BlockDrafter(of.context, layout(of, path, python=python), head)
     for seq, n in enumerate(LENGTHS):
-        made.reset(seq)
+        made.keep(seq, 0)
         if n:
             rows = random_features(draft, seq, n)
             made.commit(Features(rows, [seq] * n, list(range(n))))
@@ -364,7 +364,7 @@ def test_logits_that_are_not_numbers_are_refused(pairs: Pairs) -> None:
         made = drafter(of, draft)
         n = 3
         bad = np.full((n, of.draft.feature_width), np.nan, np.float32)
-        made.reset(2)
+        made.keep(2, 0)
         made.commit(Features(bad, [2] * n, list(range(n))))
         asked = anchors(of, TEMPERATURES)[2]._replace(position=n)
         with pytest.raises(DecodeError, match="not numbers"):
