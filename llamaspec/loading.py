@@ -13,8 +13,9 @@ from llamaspec.draft.heads import DraftHead, load_d2t, load_head
 from llamaspec.draft.lookup import LookupDrafter
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.loop import Engine
+from llamaspec.engine.pacing import Pacing
 from llamaspec.errors import IncompatibleDraftError, OptionError
-from llamaspec.ffi import build_info
+from llamaspec.measuring import Measured
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import IntArray
@@ -28,7 +29,7 @@ from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.runtime.placement import Placement, check_placement, place
-from llamaspec.verify import known, probe
+from llamaspec.schedule.pace import Pace
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -62,8 +63,15 @@ class Pair:
     def measure_exactness(self) -> Exactness:
         """Probe passes of every width in use against single rows; remembered, also on disk."""
         if self.exactness is None:
-            self.exactness = _exactness(self)
+            self.exactness = self._measured().exactness()
         return self.exactness
+
+    def _measured(self) -> Measured:
+        return Measured(self.target_file, self.draft_file, self.context, self.drafter, self.options)
+
+    def make_pace(self) -> Pace | None:
+        """Measure what passes cost, unless a file says it; remembered, also on disk."""
+        return self._measured().pace()
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
@@ -120,6 +128,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         pair.engine.whole_parts = options.exact
         if options.exact and drafter is not None:
             _make_exact(pair)
+        pair.engine.pacing = Pacing(pair.make_pace())
     except BaseException:
         if draft_model is not None:
             draft_model.close()
@@ -140,34 +149,6 @@ def _make_exact(pair: Pair) -> None:
     if not found.bitwise:
         logger.info("exact: %s; near ties are decided by single rows", found)
         pair.engine.doubt = Doubt(found.bound)
-
-
-def _exactness(pair: Pair) -> Exactness:
-    options, context = pair.options, pair.context
-    widest = (pair.drafter.proposals if pair.drafter else LookupDrafter().proposals) + 1
-    widths = {*range(2, widest + 1)}
-    if options.sequences > 1:
-        widths |= {options.sequences, options.sequences * widest}
-    settings = {
-        "build": build_info()[1],
-        "devices": ", ".join(f"{d.name} {d.description}" for d in backend.devices()),
-        "GPU layers": options.n_gpu_layers,
-        "device": options.device or "all",
-        "split mode": options.split_mode,
-        "threads": options.n_threads,
-        "flash attention": options.flash_attention,
-        "KV cache": options.cache_type,
-        "rows computed alike": "yes" if context.rows_alike else "no",
-        "taps": ", ".join(map(str, context.taps)) or "none",
-        "widths": ", ".join(map(str, sorted(widths))),
-    }
-    spoken = [(name, str(value)) for name, value in settings.items()]
-    file = pair.target_file
-    return known.known_or(
-        known.file_identity(file.path, file.size_bytes),
-        spoken,
-        lambda: probe.measure(context, widths, spoken),
-    )
 
 
 def _placements(

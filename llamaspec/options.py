@@ -111,6 +111,8 @@ class LoadOptions:
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
     exact: what plain decoding gives, token for token, at whatever cost.
+    cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
+    takes two seconds at most and is remembered.
     """
 
     context: int = 0
@@ -126,6 +128,7 @@ class LoadOptions:
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
     exact: bool = False
+    cost_curve: str | None = None
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -146,6 +149,10 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
+        if self.cost_curve is not None and not (
+            isinstance(self.cost_curve, str) and is_c_text(self.cost_curve) and self.cost_curve
+        ):
+            raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
         if self.exact and self.sequences > 1:
             raise OptionError(
@@ -195,7 +202,7 @@ class GenerateOptions:
     max_tokens: most tokens to generate. temperature: 0 is greedy. seed: of the draws, None for a
     fresh one.
     stop: texts that end the completion, not part of it. draft_max: most proposals a round, 0 for
-    plain decoding.
+    plain decoding, None for as many as pay.
     accept: how proposals are accepted at a temperature. "match": the target draws, and a proposal
     that equals the draw is accepted; a seed gives the text it gives without the draft. "residual",
     "block": the draft samples too and more is accepted; texts are distributed as without the draft,

@@ -102,7 +102,7 @@ class Session:
                 temperature: 0 for greedy decoding. seed: of the draws; the same seed gives the
                 same text with and without a draft. None takes a fresh one.
                 stop: one or more texts that end the completion.
-                draft_max: most proposals a round, None for the draft's block, 0 for plain decoding.
+                draft_max: most proposals a round, None for as many as pay, 0 for plain decoding.
                 accept: "match", or with a temperature "residual" or "block", which accept more and
                 give texts of the same distribution, but a seed another text than without the draft.
                 logprobs: how many likeliest alternatives to give with every token's
@@ -260,6 +260,7 @@ class Session:
             prompt=ids,
             limit=limit,
             draft_max=self._draft_max(options.draft_max),
+            auto=self._auto(options),
             ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
             draw=None if sampler is None else partial(sampler.draw, pair.context),
             chances=None if sampler is None else self._chances(options, sampler),
@@ -311,6 +312,14 @@ class Session:
         # a finished stream that nobody reads on waits for nothing
         return [run.spent for run in self._runs if run.sequence.finish_reason is None]
 
+    def _auto(self, options: GenerateOptions) -> bool:
+        """Whether the pace chooses how much to draft. Not where a seed's text would then depend on
+        how fast a machine is.
+        """
+        free = options.accept == "match" or options.temperature == 0 or options.seed is None
+        pinned = self._pair.options.cost_curve is not None
+        return options.draft_max is None and (free or pinned)
+
     def _draft_max(self, asked: int | None) -> int:
         limit = self.draft_limit
         if asked is None:
@@ -353,6 +362,7 @@ class Settings(TypedDict, total=False):
     device_draft: str | None
     split_mode: SplitMode
     exact: bool
+    cost_curve: str | None
 
 
 def load(
@@ -372,7 +382,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
-            exact.
+            exact, cost_curve.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

@@ -14,6 +14,7 @@ class Round:
     token, less what an ending inside the block cut off.
     replayed: rows of earlier passes that were decoded again, one by one, before this pass, so that
     it decides a near tie as plain decoding does (exact mode).
+    offered: how many ids the draft proposed; those beyond `draft` were not worth verifying.
     """
 
     start: int
@@ -23,6 +24,7 @@ class Round:
     accepted: int
     committed: int
     replayed: int = 0
+    offered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

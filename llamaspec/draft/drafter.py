@@ -38,11 +38,19 @@ class Proposal(NamedTuple):
 
     odds [L, target vocabulary]: where the ids were drawn, the distribution that each was drawn
     from, given the anchor and the ids before it; None where nothing was left to chance.
+    offered: how many ids there were before the proposal was cut, 0 where it was not.
     """
 
     ids: tuple[int, ...] = ()
     confidence: tuple[float, ...] | None = None
     odds: FloatArray | None = None
+    offered: int = 0
+
+    def first(self, width: int) -> "Proposal":
+        """The same with its first `width` ids at most; `offered` says how many there were."""
+        confidence = None if self.confidence is None else self.confidence[:width]
+        odds = None if self.odds is None else self.odds[:width]
+        return Proposal(self.ids[:width], confidence, odds, len(self.ids))
 
 
 NOTHING = Proposal()

@@ -6,6 +6,7 @@ import numpy as np
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
+from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.engine.slots import Held, Slots
 from llamaspec.errors import LlamaSpecError
@@ -26,7 +27,7 @@ class Engine:
     the end of a prompt without features first, for its token: where the last layer's output is a
     feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
     `whole_parts`: of an earlier prompt's caches reuse only the parts of n_batch positions that the
-    new prompt is split into as well (exact mode).
+    new prompt is split into as well (exact mode). `pacing`: who chooses how much is drafted.
     """
 
     prompt_end_twice = False
@@ -36,6 +37,7 @@ class Engine:
         self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
     ) -> None:
         self.doubt = doubt
+        self.pacing = Pacing()
         # the rule of acceptance; only benchmarks with scripted acceptance replace it
         self.accept = accept
         slots = target.shape.n_seq
@@ -61,6 +63,7 @@ class Engine:
             )
         slot, held = self._slots.take(request.prompt if request.cache_prompt else None)
         sequence = Sequence(slot, request)
+        self.pacing.begin(sequence)
         self._active.append(sequence)
         try:
             sequence.cached = self._keep(sequence, held)
@@ -95,6 +98,7 @@ class Engine:
         """
         for sequence in [s for s in self._active if s.request is request]:
             self._active.remove(sequence)
+            self.pacing.end(sequence)
             self._slots.give_back(sequence.slot)
             if self._target.closed:
                 continue
@@ -112,7 +116,11 @@ class Engine:
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
         proposals = [NOTHING] if alone else self._propose(active)
+        before = self._target.seconds
         starts, choices = self._verify(active, proposals)
+        if len(active) == 1:
+            spent = self._target.seconds - before
+            self.pacing.observe(self._batch.size, active[0].n_past, spent)
         verified = self._accept(active, proposals, starts, choices)
         if self.doubt:
             verified = [self._settle(active[0], verified[0])]
@@ -231,12 +239,16 @@ class Engine:
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
         if self._drafter is None:
             return [NOTHING] * len(active)
+        pacing, alone = self.pacing, len(active) == 1
+        limits = [pacing.limit(s, alone=alone) for s in active]
         anchors = [
-            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, s.draft_limit, s.text, s.dice)
-            for s in active
+            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, limit, s.text, s.dice)
+            for s, limit in zip(active, limits, strict=True)
         ]
         try:
-            return self._drafter.propose(anchors)
+            offers = self._drafter.propose(anchors)
+            pairs = zip(active, offers, strict=True)
+            return [pacing.cut(s, offer, alone=alone) for s, offer in pairs]
         except Exception as error:
             self._warn(error)
             return [NOTHING] * len(active)
@@ -289,13 +301,15 @@ class Engine:
         ):
             slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
             ids, confidence = proposal.ids, proposal.confidence
+            offered = max(len(ids), proposal.offered)
             logprobs = self._logprobs(sequence.request, result.tokens, start)
             kept = sequence.commit(result.tokens)
             sequence.logprobs += logprobs[:kept]
             accepted = min(result.accepted, kept)
             if kept or sequence.failure is None:
-                record = Round(position, anchor, ids, confidence, accepted, kept, replayed)
+                record = Round(position, anchor, ids, confidence, accepted, kept, replayed, offered)
                 sequence.rounds.append(record)
+            self.pacing.learn(sequence, proposal, result)
             if kept <= len(ids):
                 self._target.truncate(slot, position + kept)
             # a text's last rows too: the next turn then goes on from where plain decoding would

@@ -9,6 +9,7 @@ from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
 from llamaspec.errors import SamplingError
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.schedule.pace import Gait
 from llamaspec.trace import Round, TokenLogprob
 
 
@@ -20,7 +21,8 @@ class Request:
     draw(row, index): the target's token at `index` of the text, from an output row of the last
     pass; None for greedy. chances: how to accept proposals that were sampled, None where none are.
     logprobs: how many likeliest alternatives to keep with every token, None to keep no
-    log-probabilities. cache_prompt: start from what a slot's caches hold already.
+    log-probabilities. cache_prompt: start from what a slot's caches hold already. auto: how many
+    of draft_max to propose is left to the pace.
     """
 
     prompt: IntArray
@@ -31,6 +33,7 @@ class Request:
     chances: Chances | None = None
     logprobs: int | None = None
     cache_prompt: bool = False
+    auto: bool = False
 
 
 @dataclass
@@ -42,7 +45,8 @@ class Sequence:
     clean: how many positions of the KV cache, from the first on, hold what plain decoding would
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
     clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
-    already, by chance; an interrupted round leaves them to the next.
+    already, by chance; an interrupted round leaves them to the next. gait: what the pace knows of
+    this text, None where it is not asked.
     """
 
     slot: int
@@ -57,6 +61,7 @@ class Sequence:
     in_doubt: bool = False
     near_ties: int = 0
     decided: list[int] = field(default_factory=list)
+    gait: Gait | None = None
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()

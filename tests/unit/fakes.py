@@ -27,6 +27,7 @@ class FakeTarget:
     published: bool = False
     decoded: int = 0
     fail_at: int = -1
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.shape = SimpleNamespace(n_seq=self.slots, n_batch=N_BATCH)

@@ -15,6 +15,7 @@ FLOORS = [
     {"session"},
     {"completion"},
     {"loading", "hub", "demo"},
+    {"measuring"},
     {"engine"},
     {"draft", "verify", "schedule", "text", "trace"},
     {"runtime"},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llamaspec.runtime.arrays import FloatArray
+from llamaspec.runtime.store import file_identity
 from llamaspec.verify import known
 from llamaspec.verify.probe import SAFETY, Comparison, Exactness, judge
 
@@ -112,7 +113,7 @@ def test_a_memory_that_cannot_be_written_is_done_without(
 def test_another_file_has_another_identity(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
-    before = known.file_identity(file, 104)
-    assert known.file_identity(file, 104) == before
+    before = file_identity(file, 104)
+    assert file_identity(file, 104) == before
     file.write_bytes(b"GGUF" + bytes(99) + b"\1")
-    assert known.file_identity(file, 104) != before
+    assert file_identity(file, 104) != before

@@ -1,0 +1,59 @@
+"""The loop's side of choosing widths: for requests that leave it to us, one text at a time."""
+
+from llamaspec.draft.drafter import Proposal
+from llamaspec.engine.sequence import Sequence
+from llamaspec.schedule.pace import Offer, Pace
+from llamaspec.verify.accept import Verification
+
+
+class Pacing:
+    """Asks a session's pace for the sequences that have a gait; others draft as they were told.
+
+    pace: None where every request says how much to draft.
+    """
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace
+
+    def begin(self, sequence: Sequence) -> None:
+        if self.pace is not None and sequence.request.auto:
+            sequence.gait = self.pace.begin()
+
+    def end(self, sequence: Sequence) -> None:
+        if self.pace is not None and sequence.gait is not None:
+            self.pace.end(sequence.gait)
+
+    def limit(self, sequence: Sequence, *, alone: bool) -> int:
+        """The most ids to propose now, 0 where drafting does not pay; asked once a round.
+
+        alone: the pass is this sequence's only; prices are those of such passes.
+        """
+        limit = sequence.draft_limit
+        if self.pace is None or sequence.gait is None or not alone or limit == 0:
+            return limit
+        return limit if self.pace.drafts(sequence.gait) else 0
+
+    def cut(self, sequence: Sequence, proposal: Proposal, *, alone: bool) -> Proposal:
+        """What of a proposal is worth verifying."""
+        if self.pace is None or sequence.gait is None or not alone or not proposal.ids:
+            return proposal
+        offer = Offer(
+            proposal.confidence, len(proposal.ids), sequence.n_past, proposal.odds is not None
+        )
+        return proposal.first(self.pace.width(sequence.gait, offer))
+
+    def learn(self, sequence: Sequence, proposal: Proposal, found: Verification) -> None:
+        """Take in how a round went that did not end the text: what an ending cuts off says nothing
+        about the draft.
+        """
+        if self.pace is None or sequence.gait is None or sequence.finish_reason is not None:
+            return
+        verified, committed = len(proposal.ids), len(found.tokens)
+        self.pace.calibration.learn(proposal.confidence, found.accepted, verified)
+        depth, drafted = sequence.n_past - committed, proposal.offered > 0
+        self.pace.learn(committed, verified, drafted=drafted, depth=depth)
+
+    def observe(self, rows: int, depth: int, seconds: float) -> None:
+        """Take in what a pass of one sequence took."""
+        if self.pace is not None:
+            self.pace.prices.observe(rows, depth, seconds)

@@ -1,0 +1,95 @@
+"""What is measured of a loaded pair, once for a build, a device and settings: whether passes over
+several rows round as single rows do, and what passes cost.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamaspec.draft.block import BlockDrafter
+from llamaspec.draft.drafter import Drafter
+from llamaspec.draft.lookup import LookupDrafter
+from llamaspec.ffi import build_info
+from llamaspec.options import LoadOptions
+from llamaspec.runtime import backend
+from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.description import FileDescription
+from llamaspec.runtime.store import file_identity, remembered
+from llamaspec.schedule.calibration import Calibration
+from llamaspec.schedule.cost import CostCurve
+from llamaspec.schedule.measure import DraftSide, measure, quick
+from llamaspec.schedule.pace import Pace
+from llamaspec.schedule.prices import Prices
+from llamaspec.verify import known, probe
+from llamaspec.verify.probe import Exactness
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loaded pair that figures are of."""
+
+    target_file: FileDescription
+    draft_file: FileDescription | None
+    context: TargetContext
+    drafter: Drafter | None
+    options: LoadOptions
+
+    def exactness(self) -> Exactness:
+        """Probe passes of every width in use against single rows."""
+        options, context = self.options, self.context
+        widest = (self.drafter.proposals if self.drafter else LookupDrafter().proposals) + 1
+        widths = {*range(2, widest + 1)}
+        if options.sequences > 1:
+            widths |= {options.sequences, options.sequences * widest}
+        settings = [*self._settings(), ("widths", ", ".join(map(str, sorted(widths))))]
+        return known.known_or(
+            _identity(self.target_file), settings, lambda: probe.measure(context, widths, settings)
+        )
+
+    def pace(self) -> Pace | None:
+        """Who chooses how much to draft, from the curve of the options' file or a measured one;
+        None where there is no draft, or one whose head runs in Python.
+
+        Raises OptionError for a file that is no cost curve.
+        """
+        drafter, given = self.drafter, self.options.cost_curve
+        if drafter is None or self.options.head == "python":
+            return None
+        curve = self._curve(drafter) if given is None else CostCurve.load(Path(given))
+        width = drafter.proposals
+        prices = Prices(curve, rows=width + 1, width=width, pinned=given is not None)
+        return Pace(prices, Calibration(width))
+
+    def _curve(self, drafter: Drafter) -> CostCurve:
+        side, files = None, [_identity(self.target_file)]
+        if isinstance(drafter, BlockDrafter):
+            side = DraftSide(drafter.context, drafter.layout)
+        if self.draft_file is not None:
+            files.append(_identity(self.draft_file))
+        settings = tuple(self._settings())
+        return remembered(
+            "costs",
+            (files, settings, drafter.proposals, self.options.n_gpu_layers_draft),
+            lambda: measure(self.context, side, quick(drafter.proposals), settings),
+            write=CostCurve.as_json,
+            read=CostCurve.of_json,
+        )
+
+    def _settings(self) -> list[tuple[str, str]]:
+        options, context = self.options, self.context
+        settings = {
+            "build": build_info()[1],
+            "devices": ", ".join(f"{d.name} {d.description}" for d in backend.devices()),
+            "GPU layers": options.n_gpu_layers,
+            "device": options.device or "all",
+            "split mode": options.split_mode,
+            "threads": options.n_threads,
+            "flash attention": options.flash_attention,
+            "KV cache": options.cache_type,
+            "rows computed alike": "yes" if context.rows_alike else "no",
+            "taps": ", ".join(map(str, context.taps)) or "none",
+        }
+        return [(name, str(value)) for name, value in settings.items()]
+
+
+def _identity(file: FileDescription) -> str:
+    return file_identity(file.path, file.size_bytes)
