@@ -17,7 +17,7 @@ from llamaspec.bench.tables import lines, report, shares
 from llamaspec.errors import OptionError
 from llamaspec.schedule.cost import CostCurve, Surface
 
-EVIL = "</td><script>alert('x')</script>\"' & $a_b$ \x1b[31m \\n " + "<b>" * 20
+EVIL = "\udcff</td><script>alert('x')</script>\"' & $a_b$ \x1b[31m \\n " + "<b>" * 20
 
 
 def sample(arm: str, prompt: int, repeat: int, rate: float, **changes: Any) -> Sample:  # noqa: ANN401
