@@ -130,6 +130,15 @@ def test_the_table_says_what_it_left_out_and_what_is_synthetic() -> None:
     assert "rounds by length:       0:0 1:1 2:0 3:0 4:1" in text
 
 
+def test_a_busy_machine_is_told_of(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for load_average, told in ((0.5, False), (0.6, True)):
+        found = replace(result(), load=(load_average, 3.0))
+        assert any("was busy before the run" in line for line in report(found)) == told
+        write_report([saved(found, tmp_path / "a.json")], tmp_path / "a.html")
+        assert ("was busy before the run" in (tmp_path / "a.html").read_text()) == told
+
+
 def test_shares_are_of_all_the_time() -> None:
     assert shares(result().of("dspark")) == pytest.approx((0.1, 0.8, 0.1))
     assert shares([sample("server", 0, 0, 1.0, draft_s=None)]) is None
