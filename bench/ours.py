@@ -1,6 +1,7 @@
 """The arms that llamaspec itself decodes, in this process."""
 
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from llamaspec.bench.arms import ArmSpec, Generated, Ready, Source
@@ -113,8 +114,15 @@ def generated(done: Completion, ends: frozenset[int]) -> Generated:
         other_s=stats.other_s,
         ids=without_end(done.token_ids, ends),
         text=done.text.encode("utf-8", "surrogatepass"),
-        verdicts=tuple(Verdict(len(r.draft), r.accepted, r.confidence) for r in done.rounds),
+        verdicts=tuple(
+            Verdict(len(r.draft), r.accepted, _finite(r.confidence)) for r in done.rounds
+        ),
     )
+
+
+def _finite(confidence: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    # a damaged draft gives NaN, which JSON has no word for
+    return confidence if confidence and all(map(isfinite, confidence)) else None
 
 
 def without_end(ids: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:

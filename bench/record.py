@@ -128,9 +128,9 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Write the result as JSON. Raises OptionError where that cannot be."""
-        text = json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(asdict(self), allow_nan=False)
         try:
-            path.write_text(text + "\n", "utf-8", errors="surrogatepass")
+            path.write_text(text + "\n", "utf-8")
         except OSError as error:
             raise OptionError(f"{path}: cannot be written ({error.strerror})") from None
 

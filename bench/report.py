@@ -67,6 +67,9 @@ def _result(path: Path, result: Result) -> list[str]:
         found.append(
             '<p class="warn">Synthetic acceptance: times are real, texts and rates are not.</p>'
         )
+    warning = tables.busy(result)
+    if warning:
+        found.append(f'<p class="warn">{_text(warning)}</p>')
     if result.left_out:
         found.append(f"<p>{result.left_out} prompts did not fit the context and were left out.</p>")
     if arms:

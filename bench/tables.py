@@ -13,6 +13,8 @@ _COLUMNS = (
     f"{'accept':>7} {'tau':>6} {'same':>9}"
 )
 OVERALL = "overall"
+IDLE = 0.5
+"""The largest load average of a machine that has nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,23 @@ def shares(samples: Sequence[Sample]) -> tuple[float, float, float] | None:
     return (totals[0] / whole, totals[1] / whole, totals[2] / whole) if whole > 0 else None
 
 
+def busy(result: Result) -> str | None:
+    """A warning where the machine had other work before the run began; None where it had none."""
+    if not result.load or result.load[0] <= IDLE:
+        return None
+    return (
+        f"the machine was busy before the run (load average {result.load[0]:.2f}): systems favour "
+        "processes that slept, so arms of different processes do not compare; measure again"
+    )
+
+
 def report(result: Result) -> list[str]:
     """The whole result for a terminal."""
     found = [
         f"{len(result.prompts)} prompts x {result.settings.get('repeats', '?')} repeats, base "
         f"{result.base}, load average {', '.join(f'{x:.2f}' for x in result.load)}"
     ]
+    found += filter(None, [busy(result)])
     if result.left_out:
         found.append(f"{result.left_out} prompts did not fit the context and were left out")
     if result.synthetic:

@@ -134,9 +134,7 @@ class CostCurve:
     def save(self, path: Path) -> None:
         """Write the curve to a file. Raises OptionError where that cannot be."""
         try:
-            path.write_text(
-                json.dumps(self.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8"
-            )
+            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
         except OSError as error:
             raise OptionError(f"{path}: cannot be written ({error.strerror})") from None
 

@@ -17,7 +17,7 @@ from llamaspec.bench.tables import lines, report, shares
 from llamaspec.errors import OptionError
 from llamaspec.schedule.cost import CostCurve, Surface
 
-EVIL = "</td><script>alert('x')</script>\"' & $a_b$ \x1b[31m \\n " + "<b>" * 20
+EVIL = "\udcff</td><script>alert('x')</script>\"' & $a_b$ \x1b[31m \\n " + "<b>" * 20
 
 
 def sample(arm: str, prompt: int, repeat: int, rate: float, **changes: Any) -> Sample:  # noqa: ANN401
@@ -128,6 +128,15 @@ def test_the_table_says_what_it_left_out_and_what_is_synthetic() -> None:
     assert "accepted, once reached: 1.000 0.500 1.000 1.000" in text
     assert "accepted of verified:   1.000 0.500 0.500 0.500" in text
     assert "rounds by length:       0:0 1:1 2:0 3:0 4:1" in text
+
+
+def test_a_busy_machine_is_told_of(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for load_average, told in ((0.5, False), (0.6, True)):
+        found = replace(result(), load=(load_average, 3.0))
+        assert any("was busy before the run" in line for line in report(found)) == told
+        write_report([saved(found, tmp_path / "a.json")], tmp_path / "a.html")
+        assert ("was busy before the run" in (tmp_path / "a.html").read_text()) == told
 
 
 def test_shares_are_of_all_the_time() -> None:
