@@ -41,13 +41,15 @@ class Slots:
         """Take the free slot with the longest beginning in common with a prompt; return it with
         what it held, which is forgotten. prompt: None for one that nothing is kept for.
 
-        A slot that would lose more than it keeps is not worth it: then the least recently used one
-        is taken, an empty one first.
+        A slot that would lose more than it keeps is worth it only where none is empty and half of
+        the prompt is saved; else an empty slot is taken, or the least recently used one.
         """
         prompt = NOTHING_HELD.text if prompt is None else prompt
         common = {slot: self._held[slot].common(prompt) for slot in self._free}
         worth = [s for s in self._free if 2 * common[s] >= len(self._held[s].text) > 0]
         empty = [s for s in self._free if not len(self._held[s].text)]
+        if not worth and not empty:
+            worth = [s for s in self._free if 2 * common[s] >= len(prompt)]
         slot = max(worth, key=common.__getitem__) if worth else (empty or self._free)[0]
         self._free.remove(slot)
         held, self._held[slot] = self._held[slot], NOTHING_HELD

@@ -125,7 +125,10 @@ def slots_holding(*texts: list[int]) -> Slots:
         # a slot that would lose most of what it holds is left alone
         ([[1, 2, 3, 4, 5], []], [1, 2, 9], 1),
         ([[1, 2, 3, 4], []], [1, 2, 9], 0),
-        ([[5, 6], [1, 2, 3, 4, 5]], [1, 2, 9], 0),
+        ([[5, 6], [1, 2, 3, 4, 5]], [1, 2, 9, 9, 9], 0),
+        # unless half of the prompt is saved, and no slot is empty
+        ([[5, 6], [1, 2, 3, 4, 5]], [1, 2, 9, 9], 1),
+        ([[], [1, 2, 3, 4, 5]], [1, 2, 9, 9], 0),
         ([[5, 6], []], [1, 2], 1),
         ([[1, 2, 3], []], None, 1),
     ],
