@@ -36,6 +36,7 @@ from llamaspec.options import (
 )
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.sampler import Sampler, needs_sampler
+from llamaspec.schedule.pace import Pace
 from llamaspec.text.detokenize import Pieces
 from llamaspec.text.prompt import Prompt, PromptReader
 from llamaspec.trace import TokenLogprob
@@ -72,6 +73,13 @@ class Session:
     def draft_limit(self) -> int:
         """The most tokens that the draft proposes a round; 0 without a draft."""
         return self._pair.drafter.proposals if self._pair.drafter else 0
+
+    @property
+    def pace(self) -> Pace | None:
+        """Who chooses how much to draft where a request leaves it open; None where a whole block is
+        drafted then: without a draft, and where its head runs in Python.
+        """
+        return self._pair.engine.pacing.pace
 
     @property
     def exact(self) -> bool:

@@ -65,7 +65,8 @@ class Stats:
     accept_rate: accepted / drafted. accept_by_position[i]: how often proposal i was accepted, of
     the rounds that verified one. other_s: what is left of the time after native drafting and
     verifying. replayed: rows that near ties had decoded a second time (exact mode).
-    cached_tokens: of the prompt's, those that were not computed again (cache_prompt).
+    cached_tokens: of the prompt's, those that were not computed again (cache_prompt). widths[i]:
+    rounds that verified i proposals.
     """
 
     prompt_tokens: int
@@ -84,6 +85,7 @@ class Stats:
     other_s: float
     replayed: int = 0
     cached_tokens: int = 0
+    widths: tuple[int, ...] = ()
 
 
 def by_position(rounds: Iterable[Round]) -> tuple[float, ...]:
@@ -129,4 +131,12 @@ def summarise(
         other_s=max(0.0, times.total_s - times.draft_s - times.verify_s),
         replayed=sum(r.replayed for r in rounds),
         cached_tokens=cached_tokens,
+        widths=_widths(rounds),
     )
+
+
+def _widths(rounds: Sequence[Round]) -> tuple[int, ...]:
+    counts = [0] * (1 + max((len(r.draft) for r in rounds), default=-1))
+    for record in rounds:
+        counts[len(record.draft)] += 1
+    return tuple(counts)

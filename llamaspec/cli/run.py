@@ -12,6 +12,7 @@ import typer
 
 from llamaspec import demo
 from llamaspec.cli import sampling
+from llamaspec.cli.explain import explanation
 from llamaspec.cli.guard import guarded, show_log
 from llamaspec.errors import OptionError
 from llamaspec.options import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llamaspec.session import Session
     from llamaspec.text.prompt import Prompt
 
+_AUTO = "auto"
 _WARM_UP_TOKENS = 8
 _DEFAULTS = GenerateOptions()
 
@@ -61,9 +63,15 @@ def run(
         int, typer.Option("-n", "--max-tokens", help="Most tokens to generate.")
     ] = DEFAULT_MAX_TOKENS,
     draft_max: Annotated[
-        int | None,
-        typer.Option("--draft-max", help="Most proposals a round; absent: the draft's block."),
+        str, typer.Option("--draft-max", help="Most proposals a round, or auto: as many as pay.")
+    ] = _AUTO,
+    cost_curve: Annotated[
+        str | None,
+        typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say how many proposals were verified, and why.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Decode without the draft.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode with and without the draft and compare.")
@@ -162,13 +170,14 @@ def run(
             device_draft=device_draft,
             split_mode=split_mode,  # type: ignore[arg-type]
             exact=exact,
+            cost_curve=cost_curve,
         )
         generate = GenerateOptions(
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,
             stop=tuple(stop or ()),
-            draft_max=0 if plain else draft_max,
+            draft_max=0 if plain else _most(draft_max),
             accept=accept,  # type: ignore[arg-type]
             logprobs=logprobs,
             # one prompt a process, but for comparisons, which start cold
@@ -204,10 +213,24 @@ def run(
 
         with load(model, draft, options=options) as session:
             job = _Job(_in_chat(asked, session, chat), generate)
-            _execute(session, job, compare=compare, as_json=as_json)
+            done = _execute(session, job, compare=compare, as_json=as_json)
+            if explain and not as_json:
+                auto = generate.draft_max is None
+                for line in explanation(done, session.pace, auto=auto):
+                    _say(line)
 
 
-def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> None:
+def _most(text: str) -> int | None:
+    if text == _AUTO:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"--draft-max is {text!r}; it must be a whole number or auto") from None
+
+
+def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> "Completion":
+    """Complete the prompt and print it; return what a closing line is about."""
     if compare:
         if not session.draft_limit:
             raise OptionError("--compare needs a draft to compare with; give one with -d")
@@ -216,11 +239,12 @@ def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> 
     other = session.generate(job.prompt, **job.arguments(draft_max=0)) if compare else None
     if as_json:
         typer.echo(json.dumps(_as_json(done, other), ensure_ascii=False))
-        return
+        return done
     _say(_closing_line(done))
     if other is not None:
         for line in _comparison(done, other):
             _say(line)
+    return done
 
 
 def _warm_up(session: "Session", job: _Job) -> None:
