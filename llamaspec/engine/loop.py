@@ -1,6 +1,8 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
+import itertools
 import logging
+from collections.abc import Iterator
 
 from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
@@ -22,6 +24,9 @@ class Engine:
     several rows are settled by single rows (exact mode, of one slot). `prompt_end_twice`: decode
     the end of a prompt without features first, for its token: where the last layer's output is a
     feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
+
+    A recurrent target goes back by one block at most, and only once a pass; where more has to go,
+    its positions are computed anew (`_rebuild`).
     """
 
     prompt_end_twice = False
@@ -39,7 +44,8 @@ class Engine:
         self._free = list(reversed(range(slots)))
         self._active: list[Sequence] = []
         widest = drafter.proposals if drafter else 0
-        self._batch = Batch.create(max(target.shape.n_batch, slots * (widest + 1)))
+        self._rows = widest + 1
+        self._batch = Batch.create(max(target.shape.n_batch, slots * self._rows))
         self._warned = False
 
     def admit(self, request: Request) -> Sequence:
@@ -71,7 +77,7 @@ class Engine:
         except BaseException:
             # Ctrl-C for one sequence must not leave rejected rows to the others
             for sequence in active:
-                self._target.truncate(sequence.slot, sequence.n_past)
+                self._cut(sequence)
             raise
 
     def release(self, request: Request) -> None:
@@ -83,14 +89,60 @@ class Engine:
                 self._clear(sequence)
 
     def _round(self, active: list[Sequence]) -> None:
+        for sequence in active:
+            if sequence.lost:
+                self._rebuild(sequence, sequence.n_past)
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
-        proposals = [NOTHING] if alone else self._propose(active)
-        starts, choices = self._verify(active, proposals)
-        verified = self._accept(active, proposals, starts, choices)
-        if self.doubt:
-            verified = [self._settle(active[0], verified[0])]
-        self._commit(active, proposals, starts, verified, replayed)
+        proposed = [NOTHING] if alone else self._propose(active)
+        for sequences, proposals in self._passes(active, proposed):
+            starts, choices = self._verify(sequences, proposals)
+            verified = self._accept(sequences, proposals, starts, choices)
+            if self.doubt:
+                verified = [self._settle(sequences[0], verified[0])]
+            self._commit(sequences, proposals, starts, verified, replayed)
+
+    def _passes(
+        self, active: list[Sequence], proposals: list[Proposal]
+    ) -> Iterator[tuple[list[Sequence], list[Proposal]]]:
+        """What is verified in one pass: everything, or of a recurrent target blocks of one width."""
+        if not self._target.recurrent:
+            yield active, proposals
+            return
+
+        def width(pair: tuple[Sequence, Proposal]) -> int:
+            return len(pair[1].ids)
+
+        by_width = sorted(zip(active, proposals, strict=True), key=width)
+        for _, group in itertools.groupby(by_width, width):
+            sequences, blocks = zip(*group, strict=True)
+            yield list(sequences), list(blocks)
+
+    def _cut(self, sequence: Sequence) -> None:
+        """Cut the target back to what a sequence has committed."""
+        sequence.lost = True
+        sequence.lost = not self._target.truncate(sequence.slot, sequence.n_past)
+
+    def _rebuild(self, sequence: Sequence, length: int) -> None:
+        """Compute the first `length` positions of the text anew, in passes that round as those did
+        that computed them first; the drafter knows them already.
+        """
+        batch, slot, prompt = self._batch, sequence.slot, len(sequence.request.prompt)
+        sequence.lost = True
+        self._target.truncate(slot, 0)
+        self._target.publish(False)
+        start = 0
+        while start < length:
+            inside = start < prompt
+            step = self._target.shape.n_batch if inside else 1 if self.doubt else self._rows
+            end = min(start + step, length, prompt if inside else length)
+            output = NO_OUTPUT if inside else ALL_OUTPUT
+            batch.clear()
+            batch.add_tokens(sequence.text[start:end], start=start, seq=slot, output=output)
+            self._target.decode(batch)
+            start = end
+        sequence.lost = False
+        self._publish()
 
     def _replay(self, sequence: Sequence) -> int:
         """Decode again, one by one, the rows that blocks have put into the KV cache; return how
@@ -100,7 +152,8 @@ class Engine:
         sequence.clean = min(sequence.clean, sequence.n_past)
         batch, rows = self._batch, range(sequence.clean, sequence.n_past)
         if rows:
-            self._target.truncate(sequence.slot, sequence.clean)
+            if not self._target.truncate(sequence.slot, sequence.clean):
+                self._rebuild(sequence, sequence.clean)
             # plain decoding publishes no features
             self._target.publish(False)
         for position in rows:
@@ -134,25 +187,27 @@ class Engine:
         request, batch = sequence.request, self._batch
         drafting = self._learns and request.draft_max > 0
         self._publish()
-        step = self._target.shape.n_batch
-        prompt = request.prompt.tolist()
-        first = 0
-        for start in range(0, len(prompt), step):
-            part = prompt[start : start + step]
-            last = start + step >= len(prompt)
-            output = LAST_OUTPUT if last else NO_OUTPUT
-            batch.clear()
-            batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-            if last:
+        first, end = 0, len(request.prompt)
+        for start in range(0, end, self._target.shape.n_batch):
+            self._add_prompt(sequence, start)
+            if start + batch.size == end:
                 first = self._first(sequence, start, again=drafting and self.prompt_end_twice)
             else:
                 self._target.decode(batch)
             if drafting:
-                count = len(part)
+                count = batch.size
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
         sequence.commit([first])
-        sequence.clean = len(prompt)
+        sequence.clean = end
+
+    def _add_prompt(self, sequence: Sequence, start: int) -> None:
+        """Make the prompt's part from `start` on the batch, with the last row's output wanted."""
+        prompt = sequence.request.prompt
+        part = prompt[start : start + self._target.shape.n_batch].tolist()
+        output = LAST_OUTPUT if start + len(part) == len(prompt) else NO_OUTPUT
+        self._batch.clear()
+        self._batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
 
     def _first(self, sequence: Sequence, start: int, *, again: bool) -> int:
         """Decode the end of a prompt, in the batch; return the first token."""
@@ -166,7 +221,9 @@ class Engine:
             first = draw(batch.size - 1, 0)
         sequence.logprobs += self._logprobs(sequence.request, [first], batch.size - 1)
         if again:
-            self._target.truncate(sequence.slot, start)
+            if not self._target.truncate(sequence.slot, start):
+                self._rebuild(sequence, start)
+                self._add_prompt(sequence, start)
             self._publish()
             self._target.decode(batch)
         return first
@@ -248,7 +305,7 @@ class Engine:
                 record = Round(position, anchor, ids, confidence, accepted, kept, replayed)
                 sequence.rounds.append(record)
             if kept <= len(ids):
-                self._target.truncate(slot, position + kept)
+                self._cut(sequence)
             if sequence.finish_reason is None and sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
                 seqs += [slot] * kept

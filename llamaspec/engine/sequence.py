@@ -34,7 +34,8 @@ class Sequence:
 
     text: prompt and tokens. clean: how many positions of the KV cache, from the first on, hold
     what plain decoding would have put there. in_doubt: the next token is nearly tied, to be
-    decided by a single row over a clean cache. near_ties: how often that was so.
+    decided by a single row over a clean cache. near_ties: how often that was so. lost: the target
+    no longer holds `n_past` positions, and has to compute them anew.
     """
 
     slot: int
@@ -46,6 +47,7 @@ class Sequence:
     clean: int = 0
     in_doubt: bool = False
     near_ties: int = 0
+    lost: bool = False
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()
