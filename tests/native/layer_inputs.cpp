@@ -50,10 +50,14 @@ void fill(ggml_tensor * tensor, void * data) {
         fail(std::string("not f32: ") + tensor->name);
     }
     const bool norm = std::strstr(tensor->name, "norm") || std::strstr(tensor->name, "rope_f");
+    // what a recurrent state is multiplied with is the exponential of this, times something positive
+    const char * last = std::strrchr(tensor->name, '.');
+    const bool decay = last && std::strcmp(last, ".ssm_a") == 0;
     Numbers numbers(tensor->name);
     std::vector<float> values(ggml_nelements(tensor));
     for (float & value : values) {
         value = norm ? 1.0f + 0.3f * numbers.next() : 0.5f * numbers.next();
+        value = decay ? -0.6f + value : value;
     }
     ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
     if (gguf_find_tensor(made.file, tensor->name) < 0) {
