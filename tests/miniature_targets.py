@@ -31,6 +31,8 @@ qwen3moe qwen3vlmoe smallthinker step35
 STREAMS = frozenset({"gemma3n", "hy_v4"})
 """Architectures whose layers hand on several rows a token, which no draft can read."""
 _ROLLING_EXPERTS = "bailingmoe3 deepseek4 kimi-k3 lfm2moe nemotron_h_moe qwen35moe"
+MERGED = frozenset({"deepseek4", "kimi-k3"})
+"""Whose layers read several rows too: of deepseek4 a draft reads the mean, of kimi-k3 nothing."""
 EXPERTS = frozenset([*_EXPERTS.split(), *_ROLLING_EXPERTS.split(), "qwen3next"])
 ROLLING = frozenset(["lfm2", "nemotron_h", "qwen35", *_ROLLING_EXPERTS.split()])
 """Architectures with a recurrent state of which llama.cpp keeps snapshots."""

@@ -16,9 +16,12 @@ from llamaspec.runtime.description import (
 )
 
 # Targets whose graph gives no layer inputs that a draft could read: several streams side by side,
-# or, of plamo2, layers whose output has no name. Every other is asked when it is loaded, see
-# TargetContext.set_taps. A test derives the list from the sources.
-NO_LAYER_INPUT_ARCHITECTURES = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp", "plamo2"})
+# of kimi-k3 layers that read a mix of earlier outputs, of plamo2 layers whose output has no name.
+# Every other is asked when it is loaded, see TargetContext.set_taps. A test derives the list from
+# the sources.
+NO_LAYER_INPUT_ARCHITECTURES = frozenset(
+    {"gemma3n", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp", "plamo2"}
+)
 # Targets with recurrent state, alone or beside attention, of which llama.cpp keeps no snapshots, so
 # that rejected tokens cannot be dropped. A test derives the list from the sources too, and a context
 # is asked when it is made.

@@ -19,7 +19,6 @@ from llamaspec.runtime.describe import (
     pair_problems,
 )
 from llamaspec.runtime.description import OTHER_ARCHITECTURES, Selector
-from tests.miniature_targets import ROLLING
 from tests.miniature import (
     BLOCK,
     RANK,
@@ -30,6 +29,7 @@ from tests.miniature import (
     write_gguf,
     write_target,
 )
+from tests.miniature_targets import ROLLING
 
 
 def test_the_trained_target(ggufs: Path) -> None:
@@ -394,6 +394,7 @@ def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     # streams of hyper-connections, and of gemma3n, that the graph does not merge for drafts
     streams = {"gemma3n"} | architectures(llama_cpp_tree, publishing_classes(models, '"hc_init"'))
     streams |= architectures(llama_cpp_tree, publishing_classes(models, "res_hc"))
+    streams |= architectures(llama_cpp_tree, publishing_classes(models, "= res_mix("))
     merged = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
     named = publishing_classes(models, '"l_out"', inherited=True)
     named |= publishing_classes(models, "t_layer_inp[il]", inherited=True)
