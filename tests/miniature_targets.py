@@ -133,6 +133,7 @@ _OWN: Mapping[str, Keys] = {
     "apertus": {f"xielu.{name}": [0.8] * LAYERS for name in ("alpha_p", "alpha_n", "beta", "eps")},
     "deepseek2": _LATENT,
     "deepseek32": {**_LATENT, **_INDEXER},
+    "gemma3": {"block_count": 7, "attention.sliding_window": 9, "rope.freq_base": 1000000.0},
     "gemma4": {
         **_SLIDING,
         "embedding_length_per_layer_input": 16,

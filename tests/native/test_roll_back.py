@@ -24,11 +24,14 @@ from llamaspec.options import LoadOptions
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.text.detokenize import Pieces
 from llamaspec.verify.probe import measure
 from tests.decoding import decode
 from tests.miniature_targets import LAYERS, ROLLING, STUCK, VOCABULARY, write_bigram_draft
 from tests.native.layer_probe import Probe, compile_probe
+from tests.reference.gemma3 import Gemma3
+from tests.rewrite import rewrite
 from tests.scripted import WIDEST, ScriptedDrafter
 
 pytestmark = pytest.mark.native
@@ -346,3 +349,39 @@ def test_a_session(arch: str, temperature: float, probe: Probe, tmp_path: Path) 
             found.append([each.token_ids for each in done])
     assert found[0] == found[1] == found[2]
     assert len({*map(tuple, found[0])}) == 2
+
+
+def test_a_sliding_window_against_numpy(probe: Probe, tmp_path: Path) -> None:
+    """What enters the layers, of rows that were computed in blocks between rejected ones, far
+    beyond the window of 9.
+    """
+    length, path = 120, tmp_path / "gemma3.gguf"
+    # a loader asks for biases and scales too, which no Gemma 3 has
+    with GGUFFile.open(probe.model("gemma3")) as file:
+        extra = [name for name in file.tensors if not name.endswith(".weight")]
+    rewrite(probe.model("gemma3"), path, tensors=dict.fromkeys(extra))
+    reference = Gemma3.open(path)
+    ids = np.random.default_rng(8).integers(3, VOCABULARY, length, np.int32)
+    wanted = reference.layer_inputs(ids)
+    assert reference.window == 9
+    taps = tuple(range(reference.layers + 1))
+    choose, batch, found = random.Random(2), Batch.create(64), []
+    with loaded(path, LOOKUP, STEADY) as pair:
+        pair.context.set_taps(taps)
+        pair.context.publish(True)
+        start = 0
+        while start < length:
+            right = min(choose.randint(1, WIDEST + 1), length - start)
+            block = [*ids[start : start + right].tolist(), *[5] * choose.randint(0, 2)]
+            batch.clear()
+            batch.add_tokens(block, start=start, seq=0, output=ALL_OUTPUT)
+            pair.context.decode(batch)
+            found.append(pair.context.features_view(list(range(right))).copy())
+            start += right
+            assert pair.context.truncate(0, start)
+    rows = np.concatenate(found).reshape(length, len(taps), -1).swapaxes(0, 1)
+    scale = np.abs(wanted).max(axis=(1, 2), keepdims=True)
+    assert np.abs((rows - wanted) / scale).max() < 0.002
+    # a window of one row more is another model
+    wider = replace(reference, window=10).layer_inputs(ids)
+    assert np.abs((rows - wider) / scale).max() > 0.05
