@@ -105,7 +105,7 @@ class Engine:
     def _passes(
         self, active: list[Sequence], proposals: list[Proposal]
     ) -> Iterator[tuple[list[Sequence], list[Proposal]]]:
-        """What is verified in one pass: everything, or of a recurrent target blocks of one width."""
+        """What is verified in one pass: all, or of a recurrent target blocks of one width."""
         if not self._target.recurrent:
             yield active, proposals
             return

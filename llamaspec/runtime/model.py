@@ -105,7 +105,9 @@ class Model(NativeHandle):
         inner, size = self._integer("ssm.inner_size"), self._integer("ssm.state_size")
         rows = kernel * (inner + 2 * self._integer("ssm.group_count") * size) + inner * size
         if delta := self._integer("kda.head_dim"):
-            rows = self._integer("attention.head_count") * delta * (3 * kernel + delta)
+            # llama.cpp does not give numbers by layer; then as many as the width has room for
+            heads = self._integer("attention.head_count") or self.n_embd // delta
+            rows = heads * delta * (3 * kernel + delta)
         if window := self._integer("shortconv.l_cache"):
             rows = self.n_embd * (window - 1)
         return 4 * self.n_layer * rows

@@ -22,9 +22,9 @@ from llamaspec.runtime.description import (
 NO_LAYER_INPUT_ARCHITECTURES = frozenset(
     {"gemma3n", "glm5-next", "hy_v4", "kimi-k3", "qwen4exp", "plamo2"}
 )
-# Targets with recurrent state, alone or beside attention, of which llama.cpp keeps no snapshots, so
-# that rejected tokens cannot be dropped. A test derives the list from the sources too, and a context
-# is asked when it is made.
+# Targets with recurrent state, alone or beside attention, of which llama.cpp keeps no snapshots,
+# so that rejected tokens cannot be dropped. A test derives the list from the sources too, and a
+# context is asked when it is made.
 _RECURRENT = """
 arwkv7 falcon-h1 granitehybrid jamba kimi-linear mamba mamba2 minimax-01 plamo2 qwen3next rwkv6
 rwkv6qwen2 rwkv7

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 import llamaspec
+from llamaspec import loading
 from llamaspec.draft.drafter import Anchor, Proposal
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
 from llamaspec.engine.sequence import Request, Sequence
-from llamaspec.errors import DecodeError, IncompatibleDraftError
+from llamaspec.errors import DecodeError, IncompatibleDraftError, OptionError
 from llamaspec.ffi import lib
 from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
 from llamaspec.options import LoadOptions
+from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
@@ -385,3 +387,36 @@ def test_a_sliding_window_against_numpy(probe: Probe, tmp_path: Path) -> None:
     # a window of one row more is another model
     wider = replace(reference, window=10).layer_inputs(ids)
     assert np.abs((rows - wider) / scale).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("arch", "floats"),
+    [
+        # a convolution's 3 rows of x, B and C, and a matrix of 16 rows
+        ("qwen35", 4 * (3 * (64 + 2 * 2 * 16) + 64 * 16)),
+        # 2 rows of the width
+        ("lfm2", 4 * 2 * 64),
+        # of every head 3 rows each of q, k and v, and a matrix; 4 heads for want of their number
+        ("kimi-k3", 4 * 4 * (3 * 3 * 16 + 16 * 16)),
+        ("gemma3", 0),
+    ],
+)
+def test_snapshots_count_as_memory(
+    arch: str, floats: int, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, there = probe.model(arch), backend.devices()
+    with loaded(path, None) as plain:
+        size = plain.model.state_bytes
+        cache = 256 * (48 + plain.model.n_layer * plain.model.kv_width * 2)
+        assert size == 4 * floats
+    for states, draft in ((1, None), (8, LOOKUP)):
+        for short in (0, 1):
+            total = cache + states * size - short
+            devices = [replace(there[0], total_bytes=total)]
+            with monkeypatch.context() as patch:
+                patch.setattr(loading.backend, "devices", lambda: devices)
+                if short:
+                    with pytest.raises(OptionError, match="choose a smaller one"):
+                        load_pair(path, draft, OPTIONS)
+                else:
+                    load_pair(path, draft, OPTIONS).close()
