@@ -157,6 +157,8 @@ def _exactness(pair: Pair) -> Exactness:
         "taps": ", ".join(map(str, context.taps)) or "none",
         "widths": ", ".join(map(str, sorted(widths))),
     }
+    if context.recurrent:
+        settings["snapshots"] = context.snapshots
     spoken = [(name, str(value)) for name, value in settings.items()]
     file = pair.target_file
     return known.known_or(

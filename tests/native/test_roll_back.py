@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import llamaspec
-from llamaspec import loading
 from llamaspec.draft.drafter import Anchor, Proposal
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.ending import Ending
@@ -404,19 +403,17 @@ def test_a_sliding_window_against_numpy(probe: Probe, tmp_path: Path) -> None:
 def test_snapshots_count_as_memory(
     arch: str, floats: int, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, there = probe.model(arch), backend.devices()
+    path, (device, *_) = probe.model(arch), backend.devices()
     with loaded(path, None) as plain:
         size = plain.model.state_bytes
         cache = 256 * (48 + plain.model.n_layer * plain.model.kv_width * 2)
         assert size == 4 * floats
-    for states, draft in ((1, None), (8, LOOKUP)):
-        for short in (0, 1):
-            total = cache + states * size - short
-            devices = [replace(there[0], total_bytes=total)]
-            with monkeypatch.context() as patch:
-                patch.setattr(loading.backend, "devices", lambda: devices)
-                if short:
-                    with pytest.raises(OptionError, match="choose a smaller one"):
-                        load_pair(path, draft, OPTIONS)
-                else:
-                    load_pair(path, draft, OPTIONS).close()
+    total = 0
+    monkeypatch.setattr(backend, "devices", lambda: [replace(device, total_bytes=total)])
+    drafts: tuple[DraftSource, ...] = (None, LOOKUP)
+    for states, draft in zip((1, 8), drafts, strict=True):
+        total = cache + states * size
+        load_pair(path, draft, OPTIONS).close()
+        total -= 1
+        with pytest.raises(OptionError, match="choose a smaller one"):
+            load_pair(path, draft, OPTIONS)
