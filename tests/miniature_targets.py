@@ -28,9 +28,11 @@ dots1 ernie4_5-moe exaone-moe glm-dsa glm4moe gpt-oss granitemoe grok grovemoe h
 hy_v4 laguna llama4 maple mellum mimo2 minimax-m2 minimax-m3 mistral4 olmoe phimoe qwen2moe
 qwen3moe qwen3vlmoe smallthinker step35
 """
-STREAMS = frozenset({"gemma3n", "hy_v4"})
+STREAMS = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp"})
 """Architectures whose layers hand on several rows a token, which no draft can read."""
-_ROLLING_EXPERTS = "bailingmoe3 deepseek4 kimi-k3 lfm2moe nemotron_h_moe qwen35moe"
+_ROLLING_EXPERTS = """
+bailingmoe3 deepseek4 glm5-next kimi-k3 lfm2moe nemotron_h_moe qwen35moe qwen4exp
+"""
 MERGED = frozenset({"deepseek4", "kimi-k3"})
 """Whose layers read several rows too: of deepseek4 a draft reads the mean, of kimi-k3 nothing."""
 EXPERTS = frozenset([*_EXPERTS.split(), *_ROLLING_EXPERTS.split(), "qwen3next"])
@@ -83,6 +85,16 @@ _NEMOTRON: Keys = {**_STATES, **_MIXED, "block_count": 5} | {
     "feed_forward_length": [0, 0, 0, 0, 96],
 }
 _DELTA: Keys = {**_STATES, **_SECTIONS, "full_attention_interval": 2}
+_HYPER: Keys = {
+    "attention.indexer.kpool": 4,
+    "attention.indexer.kpool_select_tail": True,
+    "attention.compress_ratios": [4, 4, 4, 4],
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.low_rank": 8,
+}
+_SPARSE: Keys = {key: _INDEXER[key] for key in _INDEXER if "types" not in key}
 _KDA: Keys = {
     **_LATENT,
     "attention.head_count": [2, 0, 0, 2],
@@ -104,7 +116,7 @@ _OWN: Mapping[str, Keys] = {
         "attention.value_length": 16,
         "rope.dimension_count": 8,
         "attention.q_lora_rank": 32,
-        **{key: _INDEXER[key] for key in _INDEXER if "types" not in key},
+        **_SPARSE,
         "attention.output_group_count": 4,
         "attention.output_lora_rank": 16,
         "attention.compress_ratios": [0, 0, 4, 128],
@@ -118,6 +130,16 @@ _OWN: Mapping[str, Keys] = {
         "expert_gating_func": 4,
     },
     "falcon-h1": _STATES,
+    "glm5-next": {
+        **_KDA,
+        **_SPARSE,
+        **_HYPER,
+        "attention.head_count": 2,
+        "attention.key_length": 32,
+        "rope.dimension_count": 0,
+        "swiglu_clamp_exp": 10.0,
+        "expert_weights_norm": True,
+    },
     "granitehybrid": {**_WIDE, **_MIXED},
     "jamba": {**_WIDE, **_MIXED},
     "kimi-k3": _KDA,
@@ -130,6 +152,7 @@ _OWN: Mapping[str, Keys] = {
     "qwen35": _DELTA,
     "qwen35moe": _DELTA,
     "qwen3next": _DELTA,
+    "qwen4exp": {**_DELTA, **_SPARSE, **_HYPER, "attention.indexer.key_length": HEAD},
     "apertus": {f"xielu.{name}": [0.8] * LAYERS for name in ("alpha_p", "alpha_n", "beta", "eps")},
     "deepseek2": _LATENT,
     "deepseek32": {**_LATENT, **_INDEXER},
