@@ -16,16 +16,18 @@ from llamaspec.draft.drafter import Anchor, Proposal
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
+from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import DecodeError, IncompatibleDraftError, OptionError
 from llamaspec.ffi import lib
-from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
+from llamaspec.loading import LOOKUP, DraftSource, Pair, _target_context, load_pair
 from llamaspec.options import LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.runtime.model import Model
 from llamaspec.text.detokenize import Pieces
 from llamaspec.verify.probe import measure
 from tests.decoding import decode
@@ -416,3 +418,28 @@ def test_snapshots_count_as_memory(
         total -= 1
         with pytest.raises(OptionError, match="choose a smaller one"):
             load_pair(path, draft, OPTIONS)
+
+
+def test_a_pass_has_room_for_more_rows_than_a_state_goes_back(probe: Probe) -> None:
+    """llama.cpp would end the process otherwise, with blocks as long as a batch."""
+    model, batch = Model.load(probe.model("lfm2")), Batch.create(64)
+    context = _target_context(model, 128, 40, replace(OPTIONS, batch=32))
+    assert context.snapshots == 40
+    batch.add_tokens([5] * 41, start=0, seq=0, output=ALL_OUTPUT)
+    context.decode(batch)
+    assert context.truncate(0, 1)
+    batch.clear()
+    batch.add_tokens([5] * 41, start=1, seq=0, output=ALL_OUTPUT)
+    context.decode(batch)
+    assert context.truncate(0, 2)
+    model.close()
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "qwen35"])
+def test_how_close_a_choice_was(arch: str, probe: Probe) -> None:
+    gaps = []
+    for draft in (None, LOOKUP):
+        with loaded(probe.model(arch), draft) as pair:
+            tokens = decode(pair, PROMPTS[0], 30, 5).tokens
+            gaps.append(plain_gap(pair.engine, pair.context, PROMPTS[0], tokens[:20]))
+    assert gaps[0] == gaps[1] > 0
