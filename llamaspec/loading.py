@@ -103,13 +103,11 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     model = Model.load(target, place_target)
     draft_model = None
     try:
-        if draft is not None:
-            _check_roll_back(model)
         if isinstance(draft, Path):
             draft_model = Model.load(draft, place_draft)
-        n_ctx = _context_length(model, options)
         layout = _layout(draft_file, options) if draft_file else None
         proposals = layout.proposals if layout else LookupDrafter().proposals if draft else 0
+        n_ctx = _context_length(model, options, proposals)
         context = _target_context(model, n_ctx, proposals, options)
         drafter: Drafter | None = LookupDrafter() if draft == LOOKUP else None
         if draft_model is not None and draft_file is not None and layout is not None:
@@ -143,8 +141,8 @@ def _make_exact(pair: Pair) -> None:
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
-            f"{pair.model.path.name}: a single row is computed differently when a draft reads its "
-            "features, so exact decoding needs it loaded without the draft"
+            f"{pair.model.path.name}: a single row is computed differently when a draft is loaded, "
+            "so exact decoding needs it loaded without one"
         )
     if not found.bitwise:
         logger.info("exact: %s; near ties are decided by single rows", found)
@@ -166,20 +164,21 @@ def _placements(
     return target, draft
 
 
-def _check_roll_back(model: Model) -> None:
-    if not model.can_roll_back:
+def _check_roll_back(context: TargetContext, proposals: int) -> None:
+    if context.recurrent and context.snapshots < proposals:
         raise IncompatibleDraftError(
-            f"{model.path.name}: keeps recurrent state, from which rejected tokens cannot be "
-            "dropped yet; run it without a draft"
+            f"{context.model.path.name}: keeps recurrent state, from which rejected tokens cannot "
+            "be dropped; run it without a draft"
         )
 
 
-def _context_length(model: Model, options: LoadOptions) -> int:
+def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
     trained = model.n_ctx_train
     n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
     if n_ctx < 1:
         raise OptionError(f"{model.path.name} states no context length; give a context")
-    _check_memory(model, _padded(options.sequences * n_ctx), options.cache_type)
+    states = options.sequences * (1 + snapshots)
+    _check_memory(model, _padded(options.sequences * n_ctx), states, options.cache_type)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",
@@ -190,10 +189,11 @@ def _context_length(model: Model, options: LoadOptions) -> int:
     return n_ctx
 
 
-def _check_memory(model: Model, n_ctx: int, cache_type: CacheType) -> None:
+def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType) -> None:
     # the allocation itself succeeds: the system ends the process when the pages are touched
     width = model.kv_width
     needed = n_ctx * (_CELL_BYTES + model.n_layer * width * _CACHE_BYTES[cache_type])
+    needed += states * model.state_bytes
     there = sum(device.total_bytes for device in backend.devices())
     if needed > there:
         raise OptionError(
@@ -232,14 +232,18 @@ def _target_context(
     rows = proposals + 1
     shape = ContextShape(
         n_ctx=_padded(options.sequences * n_ctx),
-        n_batch=max(options.batch, options.sequences * rows),
+        # llama.cpp asserts that a pass has room for more rows than a state can go back
+        n_batch=max(options.batch, options.sequences * rows, rows + 1),
         n_seq=options.sequences,
         n_outputs=options.sequences * rows,
         threads=options.n_threads,
         flash_attention=options.flash_attention,
         cache_type=options.cache_type,
+        snapshots=proposals if model.recurrent else 0,
     )
-    return TargetContext.create(model, shape)
+    context = TargetContext.create(model, shape)
+    _check_roll_back(context, proposals)
+    return context
 
 
 def _drafter(
@@ -258,6 +262,7 @@ def _drafter(
         n_ctx=_padded(n_ctx),
         n_batch=max(options.batch, rows),
         n_outputs=rows,
+        snapshots=0,
     )
     target.set_taps(described.taps)
     context = DraftContext.create(model, shape, target)

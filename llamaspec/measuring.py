@@ -88,6 +88,8 @@ class Measured:
             "rows computed alike": "yes" if context.rows_alike else "no",
             "taps": ", ".join(map(str, context.taps)) or "none",
         }
+        if context.recurrent:
+            settings["snapshots"] = context.snapshots
         return [(name, str(value)) for name, value in settings.items()]
 
 

@@ -28,10 +28,19 @@ dots1 ernie4_5-moe exaone-moe glm-dsa glm4moe gpt-oss granitemoe grok grovemoe h
 hy_v4 laguna llama4 maple mellum mimo2 minimax-m2 minimax-m3 mistral4 olmoe phimoe qwen2moe
 qwen3moe qwen3vlmoe smallthinker step35
 """
-STREAMS = frozenset({"gemma3n", "hy_v4"})
+STREAMS = frozenset({"gemma3n", "glm5-next", "hy_v4", "qwen4exp"})
 """Architectures whose layers hand on several rows a token, which no draft can read."""
-EXPERTS = frozenset(_EXPERTS.split())
-TARGETS = frozenset(_DENSE.split()) | EXPERTS
+_ROLLING_EXPERTS = """
+bailingmoe3 deepseek4 glm5-next kimi-k3 lfm2moe nemotron_h_moe qwen35moe qwen4exp
+"""
+MERGED = frozenset({"deepseek4", "kimi-k3"})
+"""Whose layers read several rows too: of deepseek4 a draft reads the mean, of kimi-k3 nothing."""
+EXPERTS = frozenset([*_EXPERTS.split(), *_ROLLING_EXPERTS.split(), "qwen3next"])
+ROLLING = frozenset(["lfm2", "nemotron_h", "qwen35", *_ROLLING_EXPERTS.split()])
+"""Architectures with a recurrent state of which llama.cpp keeps snapshots."""
+STUCK = frozenset({"falcon-h1", "granitehybrid", "jamba", "mamba", "mamba2", "qwen3next"})
+"""Some with a state of which it keeps none."""
+TARGETS = frozenset(_DENSE.split()) | (EXPERTS - STUCK) | ROLLING
 
 _SLIDING: Keys = {"attention.sliding_window_pattern": [True, False, True, False]}
 _SECTIONS: Keys = {"rope.dimension_sections": [2, 2, 2, 2]}
@@ -54,10 +63,100 @@ _LATENT: Keys = {
     "attention.value_length_mla": 16,
     "rope.dimension_count": 16,
 }
+_STATES: Keys = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 64,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+}
+_WIDE: Keys = {**_STATES, "ssm.inner_size": 2 * WIDTH}
+# layers 1 and 2 keep a state, 0 and 3 attend
+_MIXED: Keys = {
+    "attention.head_count": [HEADS, 0, 0, HEADS],
+    "attention.head_count_kv": [HEADS, 0, 0, HEADS],
+    "attention.key_length": HEAD,
+    "attention.value_length": HEAD,
+}
+_SHORT: Keys = {**_MIXED, "shortconv.l_cache": 3}
+_NEMOTRON: Keys = {**_STATES, **_MIXED, "block_count": 5} | {
+    "attention.head_count": [HEADS, 0, 0, HEADS, 0],
+    "attention.head_count_kv": [HEADS, 0, 0, HEADS, 0],
+    "feed_forward_length": [0, 0, 0, 0, 96],
+}
+_DELTA: Keys = {**_STATES, **_SECTIONS, "full_attention_interval": 2}
+_HYPER: Keys = {
+    "attention.indexer.kpool": 4,
+    "attention.indexer.kpool_select_tail": True,
+    "attention.compress_ratios": [4, 4, 4, 4],
+    "hyper_connection.count": 4,
+    "hyper_connection.sinkhorn_iterations": 2,
+    "hyper_connection.epsilon": 1e-6,
+    "hyper_connection.low_rank": 8,
+}
+_SPARSE: Keys = {key: _INDEXER[key] for key in _INDEXER if "types" not in key}
+_KDA: Keys = {
+    **_LATENT,
+    "attention.head_count": [2, 0, 0, 2],
+    "attention.head_count_kv": [1, 0, 0, 1],
+    "ssm.conv_kernel": 4,
+    "kda.head_dim": 16,
+    "kda.safe_gate": True,
+    "kda.gate_lower_bound": -5.0,
+    "attn_res.block_size": 12,
+    "activation.situ_beta": 4.0,
+    "activation.situ_linear_beta": 25.0,
+    "expert_latent_length": 48,
+}
 _OWN: Mapping[str, Keys] = {
+    "bailingmoe3": _KDA,
+    "deepseek4": {
+        "attention.head_count_kv": 1,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "rope.dimension_count": 8,
+        "attention.q_lora_rank": 32,
+        **_SPARSE,
+        "attention.output_group_count": 4,
+        "attention.output_lora_rank": 16,
+        "attention.compress_ratios": [0, 0, 4, 128],
+        "attention.compress_rope_freq_base": 160000.0,
+        "hyper_connection.count": 4,
+        "hyper_connection.sinkhorn_iterations": 2,
+        "hyper_connection.epsilon": 1e-6,
+        "hash_layer_count": 0,
+        "swiglu_clamp_exp": 10.0,
+        "expert_weights_norm": True,
+        "expert_gating_func": 4,
+    },
+    "falcon-h1": _STATES,
+    "glm5-next": {
+        **_KDA,
+        **_SPARSE,
+        **_HYPER,
+        "attention.head_count": 2,
+        "attention.key_length": 32,
+        "rope.dimension_count": 0,
+        "swiglu_clamp_exp": 10.0,
+        "expert_weights_norm": True,
+    },
+    "granitehybrid": {**_WIDE, **_MIXED},
+    "jamba": {**_WIDE, **_MIXED},
+    "kimi-k3": _KDA,
+    "lfm2": _SHORT,
+    "lfm2moe": _SHORT,
+    "mamba": _WIDE,
+    "mamba2": _WIDE,
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": _NEMOTRON,
+    "qwen35": _DELTA,
+    "qwen35moe": _DELTA,
+    "qwen3next": _DELTA,
+    "qwen4exp": {**_DELTA, **_SPARSE, **_HYPER, "attention.indexer.key_length": HEAD},
     "apertus": {f"xielu.{name}": [0.8] * LAYERS for name in ("alpha_p", "alpha_n", "beta", "eps")},
     "deepseek2": _LATENT,
     "deepseek32": {**_LATENT, **_INDEXER},
+    "gemma3": {"block_count": 7, "attention.sliding_window": 9, "rope.freq_base": 1000000.0},
     "gemma4": {
         **_SLIDING,
         "embedding_length_per_layer_input": 16,

@@ -1,6 +1,8 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
+import itertools
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -28,6 +30,9 @@ class Engine:
     feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
     `whole_parts`: of an earlier prompt's caches reuse only the parts of n_batch positions that the
     new prompt is split into as well (exact mode). `pacing`: who chooses how much is drafted.
+
+    A recurrent target goes back by one block at most, and only once a pass; where more has to go,
+    its positions are computed anew (`_rebuild`).
     """
 
     prompt_end_twice = False
@@ -49,7 +54,8 @@ class Engine:
         self._slots = Slots(slots)
         self._active: list[Sequence] = []
         widest = drafter.proposals if drafter else 0
-        self._batch = Batch.create(max(target.shape.n_batch, slots * (widest + 1)))
+        self._rows = widest + 1
+        self._batch = Batch.create(max(target.shape.n_batch, slots * self._rows))
         self._warned = False
 
     def admit(self, request: Request) -> Sequence:
@@ -87,7 +93,7 @@ class Engine:
         except BaseException:
             # Ctrl-C for one sequence must not leave rejected rows to the others
             for sequence in active:
-                self._target.truncate(sequence.slot, sequence.n_past)
+                self._cut(sequence)
             raise
         for sequence in certain:
             sequence.certain = True
@@ -103,7 +109,8 @@ class Engine:
             if self._target.closed:
                 continue
             slot, length = sequence.slot, sequence.n_past
-            certain = sequence.certain and self._target.length(slot) == length
+            certain = sequence.certain and not sequence.lost
+            certain = certain and self._target.length(slot) == length
             if self._drafter is not None:
                 self._drafter.keep(slot, length if certain else 0)
             if certain:
@@ -113,18 +120,64 @@ class Engine:
                 self._target.truncate(slot, 0)
 
     def _round(self, active: list[Sequence]) -> None:
+        for sequence in active:
+            if sequence.lost:
+                self._rebuild(sequence, sequence.n_past)
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
-        proposals = [NOTHING] if alone else self._propose(active)
-        before = self._target.seconds
-        starts, choices = self._verify(active, proposals)
-        if len(active) == 1:
-            spent = self._target.seconds - before
-            self.pacing.observe(self._batch.size, active[0].n_past, spent)
-        verified = self._accept(active, proposals, starts, choices)
-        if self.doubt:
-            verified = [self._settle(active[0], verified[0])]
-        self._commit(active, proposals, starts, verified, replayed)
+        proposed = [NOTHING] if alone else self._propose(active)
+        for sequences, proposals in self._passes(active, proposed):
+            before = self._target.seconds
+            starts, choices = self._verify(sequences, proposals)
+            if len(active) == 1:
+                spent = self._target.seconds - before
+                self.pacing.observe(self._batch.size, active[0].n_past, spent)
+            verified = self._accept(sequences, proposals, starts, choices)
+            if self.doubt:
+                verified = [self._settle(sequences[0], verified[0])]
+            self._commit(sequences, proposals, starts, verified, replayed)
+
+    def _passes(
+        self, active: list[Sequence], proposals: list[Proposal]
+    ) -> Iterator[tuple[list[Sequence], list[Proposal]]]:
+        """What is verified in one pass: all, or of a recurrent target blocks of one width."""
+        if not self._target.recurrent:
+            yield active, proposals
+            return
+
+        def width(pair: tuple[Sequence, Proposal]) -> int:
+            return len(pair[1].ids)
+
+        by_width = sorted(zip(active, proposals, strict=True), key=width)
+        for _, group in itertools.groupby(by_width, width):
+            sequences, blocks = zip(*group, strict=True)
+            yield list(sequences), list(blocks)
+
+    def _cut(self, sequence: Sequence) -> None:
+        """Cut the target back to what a sequence has committed."""
+        sequence.lost = True
+        sequence.lost = not self._target.truncate(sequence.slot, sequence.n_past)
+
+    def _rebuild(self, sequence: Sequence, length: int) -> None:
+        """Compute the first `length` positions of the text anew, in passes that round as those did
+        that computed them first; the drafter knows them already.
+        """
+        batch, slot, prompt = self._batch, sequence.slot, len(sequence.request.prompt)
+        sequence.lost = True
+        self._target.truncate(slot, 0)
+        self._target.publish(False)
+        start = 0
+        while start < length:
+            inside = start < prompt
+            step = self._target.shape.n_batch if inside else 1 if self.doubt else self._rows
+            end = min(start + step, length, prompt if inside else length)
+            output = NO_OUTPUT if inside else ALL_OUTPUT
+            batch.clear()
+            batch.add_tokens(sequence.text[start:end], start=start, seq=slot, output=output)
+            self._target.decode(batch)
+            start = end
+        sequence.lost = False
+        self._publish()
 
     def _replay(self, sequence: Sequence) -> int:
         """Decode again, one by one, the rows that blocks have put into the KV cache; return how
@@ -134,7 +187,8 @@ class Engine:
         sequence.clean = min(sequence.clean, sequence.n_past)
         batch, rows = self._batch, range(sequence.clean, sequence.n_past)
         if rows:
-            self._target.truncate(sequence.slot, sequence.clean)
+            if not self._target.truncate(sequence.slot, sequence.clean):
+                self._rebuild(sequence, sequence.clean)
             # plain decoding publishes no features
             self._target.publish(False)
         for position in rows:
@@ -191,25 +245,27 @@ class Engine:
         request, batch = sequence.request, self._batch
         drafting = self._learns and request.draft_max > 0
         self._publish()
-        step = self._target.shape.n_batch
-        prompt = request.prompt.tolist()
-        first = 0
-        for start in range(sequence.cached, len(prompt), step):
-            part = prompt[start : start + step]
-            last = start + step >= len(prompt)
-            output = LAST_OUTPUT if last else NO_OUTPUT
-            batch.clear()
-            batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-            if last:
+        first, end = 0, len(request.prompt)
+        for start in range(sequence.cached, end, self._target.shape.n_batch):
+            self._add_prompt(sequence, start)
+            if start + batch.size == end:
                 first = self._first(sequence, start, again=drafting and self.prompt_end_twice)
             else:
                 self._target.decode(batch)
             if drafting:
-                count = len(part)
+                count = batch.size
                 positions = list(range(start, start + count))
                 self._learn(list(range(count)), [sequence.slot] * count, positions)
         sequence.commit([first])
-        sequence.clean = len(prompt)
+        sequence.clean = end
+
+    def _add_prompt(self, sequence: Sequence, start: int) -> None:
+        """Make the prompt's part from `start` on the batch, with the last row's output wanted."""
+        prompt = sequence.request.prompt
+        part = prompt[start : start + self._target.shape.n_batch].tolist()
+        output = LAST_OUTPUT if start + len(part) == len(prompt) else NO_OUTPUT
+        self._batch.clear()
+        self._batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
 
     def _first(self, sequence: Sequence, start: int, *, again: bool) -> int:
         """Decode the end of a prompt, in the batch; return the first token."""
@@ -223,7 +279,9 @@ class Engine:
             first = draw(batch.size - 1, 0)
         sequence.logprobs += self._logprobs(sequence.request, [first], batch.size - 1)
         if again:
-            self._target.truncate(sequence.slot, start)
+            if not self._target.truncate(sequence.slot, start):
+                self._rebuild(sequence, start)
+                self._add_prompt(sequence, start)
             self._publish()
             self._target.decode(batch)
         return first
@@ -311,7 +369,7 @@ class Engine:
                 sequence.rounds.append(record)
             self.pacing.learn(sequence, proposal, result)
             if kept <= len(ids):
-                self._target.truncate(slot, position + kept)
+                self._cut(sequence)
             # a text's last rows too: the next turn then goes on from where plain decoding would
             if sequence.request.draft_max > 0:
                 rows += range(start, start + kept)

@@ -46,7 +46,8 @@ class Sequence:
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
     clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
     already, by chance; an interrupted round leaves them to the next. gait: what the pace knows of
-    this text, None where it is not asked.
+    this text, None where it is not asked. lost: the target no longer holds `n_past` positions, and
+    has to compute them anew.
     """
 
     slot: int
@@ -62,6 +63,7 @@ class Sequence:
     near_ties: int = 0
     decided: list[int] = field(default_factory=list)
     gait: Gait | None = None
+    lost: bool = False
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()

@@ -57,6 +57,14 @@ class Batch(NativeHandle):
         code = lib.ls_batch_set_embd(ptr, float_pointer(rows), len(position), position, seq)
         assert code == 0, "the rows do not fit the batch"
 
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """The first position and the one after the last, by sequence."""
+        batch, n = self.ptr, self.ptr.size
+        found: dict[int, tuple[int, int]] = {}
+        for seq, position in zip(ffi.unpack(batch.seq, n), ffi.unpack(batch.pos, n), strict=True):
+            found[seq] = (found.get(seq, (position, 0))[0], position + 1)
+        return found
+
     def rows(self) -> list[Row]:
         """The rows as they stand."""
         batch, n = self.ptr, self.ptr.size

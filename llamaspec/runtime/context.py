@@ -39,7 +39,9 @@ _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid bat
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes and types of a context. n_ctx counts the rows of all sequences together."""
+    """Sizes and types of a context. n_ctx counts the rows of all sequences together; snapshots:
+    how many positions a recurrent state can go back, at the price of a state each.
+    """
 
     n_ctx: int
     n_batch: int
@@ -48,6 +50,7 @@ class ContextShape:
     threads: int
     flash_attention: FlashAttention
     cache_type: CacheType
+    snapshots: int = 0
 
 
 class Context(NativeHandle):
@@ -74,6 +77,7 @@ class Context(NativeHandle):
         params.n_ctx, params.n_seq_max = shape.n_ctx, shape.n_seq
         params.n_batch = params.n_ubatch = shape.n_batch
         params.n_outputs_max = shape.n_outputs
+        params.n_rs_seq = shape.snapshots
         params.n_threads = params.n_threads_batch = shape.threads
         params.flash_attn_type = _FLASH[shape.flash_attention]
         params.type_k = params.type_v = _CACHE[shape.cache_type]
@@ -113,17 +117,12 @@ class Context(NativeHandle):
         found: list[int] = ffi.unpack(self._ints, n_rows)
         return found
 
-    def truncate(self, seq: int, length: int) -> None:
-        """Drop the positions from `length` on of sequence `seq` from the KV cache."""
+    def truncate(self, seq: int, length: int) -> bool:
+        """Drop the positions from `length` on of sequence `seq` from the KV cache. Returns True."""
         _ = self.ptr
         if not lib.llama_memory_seq_rm(self._memory, seq, length, -1):
             raise DecodeError(f"{self.model.path.name}: cannot drop the positions from {length} on")
-
-    def can_truncate(self, seq: int, length: int) -> bool:
-        """Whether `truncate` to so many positions is possible. A recurrent state can only stay as
-        it is, or go.
-        """
-        return self.model.can_roll_back or length in (0, self.length(seq))
+        return True
 
     def length(self, seq: int) -> int:
         """How many positions of sequence `seq` the KV cache holds."""
@@ -202,7 +201,67 @@ class TargetContext(Context):
 
     taps: tuple[int, ...] = ()
     rows_alike: bool = False
+    recurrent: bool
+    snapshots: int
     _tapping: bool = False
+    _reach: dict[int, tuple[int, int]]
+
+    @classmethod
+    def create(cls, model: Model, shape: ContextShape, other: Context | None = None) -> Self:
+        """As `Context.create`. `snapshots` is how many there are: llama.cpp keeps none for an
+        architecture that cannot go back.
+        """
+        context = super().create(model, shape, other)
+        context.recurrent = model.recurrent
+        context.snapshots = int(lib.llama_n_rs_seq(context.ptr))
+        # by sequence: the length that a state can go back to, and its length; none while in doubt
+        context._reach = {}
+        return context
+
+    def can_truncate(self, seq: int, length: int) -> bool:
+        """Whether `truncate` to so many positions is possible."""
+        low, high = self._reach.get(seq, (-1, -1))
+        return not self.recurrent or length == 0 or low <= length <= high
+
+    def truncate(self, seq: int, length: int) -> bool:
+        """Drop the positions from `length` on of sequence `seq`. Returns False where a recurrent
+        state cannot go back there: the sequence is empty then, to be computed anew.
+
+        A state goes back by `snapshots` positions at most, once a pass, and never behind the pass:
+        llama.cpp would agree to that, and go on from what the pass before left in the snapshot.
+        """
+        if not self.recurrent:
+            return super().truncate(seq, length)
+        # whatever interrupts this, the sequence has no length until it is known again
+        low, high = self._reach.pop(seq, (-1, -1))
+        if low <= length < high and length > 0:
+            super().truncate(seq, length)
+            low = high = length
+        elif length != high:
+            super().truncate(seq, 0)
+            low = high = 0
+        self._reach[seq] = low, high
+        return length == high
+
+    def _compute(self, function: Callable[..., int], batch: Batch, *arguments: Any) -> None:  # noqa: ANN401
+        if not self.recurrent:
+            return super()._compute(function, batch, *arguments)
+        spans = batch.spans()
+        for seq, (start, _) in spans.items():
+            if start != self._reach.get(seq, (0, 0))[1]:
+                raise DecodeError(
+                    f"{self.model.path.name}: sequence {seq} holds no state to go on from at "
+                    f"position {start}"
+                )
+        assert self.snapshots == 0 or len({end - start for start, end in spans.values()}) == 1, (
+            "llama.cpp would split passes of unequal widths, and lose snapshots"
+        )
+        for seq in spans:
+            self._reach[seq] = (-1, -1)
+        super()._compute(function, batch, *arguments)
+        for seq, (start, end) in spans.items():
+            self._reach[seq] = max(start + 1, end - self.snapshots), end
+        return None
 
     def set_taps(self, taps: tuple[int, ...]) -> None:
         """Choose the layer inputs that make up a feature row; a tap equal to the number of layers

@@ -89,8 +89,25 @@ class Model(NativeHandle):
         return str(ffi.string(text).decode("utf-8", "replace")) if length >= 0 else ""
 
     @property
-    def can_roll_back(self) -> bool:
-        """Whether rejected positions can be dropped from the KV cache (not so for recurrent
-        state).
+    def recurrent(self) -> bool:
+        """Whether it keeps a state that every token overwrites, alone or beside a KV cache."""
+        ptr = self.ptr
+        return bool(lib.llama_model_is_recurrent(ptr) or lib.llama_model_is_hybrid(ptr))
+
+    @property
+    def state_bytes(self) -> int:
+        """About what one recurrent state of all layers takes, 0 where the file does not tell; too
+        much by the layers that keep a KV cache instead.
         """
-        return not (lib.llama_model_is_recurrent(self.ptr) or lib.llama_model_is_hybrid(self.ptr))
+        if not self.recurrent:
+            return 0
+        kernel = max(self._integer("ssm.conv_kernel"), 1) - 1
+        inner, size = self._integer("ssm.inner_size"), self._integer("ssm.state_size")
+        rows = kernel * (inner + 2 * self._integer("ssm.group_count") * size) + inner * size
+        if delta := self._integer("kda.head_dim"):
+            # llama.cpp does not give numbers by layer; then as many as the width has room for
+            heads = self._integer("attention.head_count") or self.n_embd // delta
+            rows = heads * delta * (3 * kernel + delta)
+        if window := self._integer("shortconv.l_cache"):
+            rows = self.n_embd * (window - 1)
+        return 4 * self.n_layer * rows

@@ -155,15 +155,28 @@ class _Work:
             if number >= least and spent():
                 return
             for visit in range(1 + _IN_A_ROW):
-                self._tokens(rows, depth, ALL_OUTPUT)
+                self._back(depth)
+                self._tokens(rows, self.target.length(0), ALL_OUTPUT)
                 started = time.perf_counter()
                 self.target.decode_choose(self.rows, rows)
                 self._note("verify", depth, rows, started, counted=visit > 0)
-                if visit < _IN_A_ROW:
-                    self.target.truncate(0, depth)
             if self.draft is not None:
                 self._draft_visit(self.draft, rows, depth)
+            self._back(depth)
+
+    def _back(self, depth: int) -> None:
+        """Cut the target to `depth`; a recurrent one goes back within its last pass only, and so
+        moves on by a position a pass.
+        """
+        length = self.target.length(0)
+        if not self.target.recurrent:
             self.target.truncate(0, depth)
+        elif length > depth:
+            reach = range(max(depth, length - self.target.snapshots), length)
+            self.target.truncate(0, next(filter(self._can_go, reach), length))
+
+    def _can_go(self, length: int) -> bool:
+        return self.target.can_truncate(0, length)
 
     def _draft_visit(self, draft: DraftSide, rows: int, depth: int) -> None:
         """Blocks of rows - 1 proposals, each followed by an injection of as many rows."""

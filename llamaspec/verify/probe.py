@@ -5,6 +5,7 @@ width in use, as verifying does, each over a KV cache filled in its own way: wha
 earlier rows counts too.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,23 +89,29 @@ def measure(
     widths: rows of the passes to compare, for one that publishes features also 1. Takes about
     200 passes and a prompt of 560 tokens.
     """
-    wanted = tuple(sorted({*widths} | ({1} if target.taps else set())))
+    drafting = bool(target.taps) or target.snapshots > 0
+    wanted = tuple(sorted({*widths} | ({1} if drafting else set())))
     shape = replace(
         target.shape,
         n_ctx=_N_CTX,
-        n_batch=max(_N_BATCH, *wanted),
+        n_batch=max(_N_BATCH, *wanted, target.snapshots + 2),
         n_seq=1,
         n_outputs=max(wanted),
     )
-    with TargetContext.create(target.model, shape) as context:
+    ids = text_ids(target)
+    with TargetContext.create(target.model, shape) as context, contextlib.ExitStack() as more:
         if target.taps:
             context.set_taps(target.taps)
         if target.rows_alike:
             context.compute_rows_alike()
-        ids = text_ids(target)
+        plain = context
+        if target.snapshots:
+            # with snapshots a graph may be another one than plain decoding's
+            alone = TargetContext.create(target.model, replace(shape, snapshots=0))
+            plain = more.enter_context(alone)
         rows = [
-            *_compare(context, ids[: 2 * ROWS], ROWS, wanted),
-            *_compare(context, ids, LONG_ROWS, wanted),
+            *_compare((plain, context), ids[: 2 * ROWS], ROWS, wanted),
+            *_compare((plain, context), ids, LONG_ROWS, wanted),
         ]
     return replace(judge(rows), settings=tuple(settings))
 
@@ -138,28 +145,41 @@ def judge(found: Sequence[Comparison]) -> Exactness:
 
 
 def _compare(
-    context: TargetContext, ids: list[int], rows: int, widths: Sequence[int]
+    contexts: tuple[TargetContext, TargetContext],
+    ids: list[int],
+    rows: int,
+    widths: Sequence[int],
 ) -> Iterable[Comparison]:
+    plain, context = contexts
     prompt = len(ids) - rows
     batch = Batch.create(context.shape.n_batch)
-    context.truncate(0, 0)
-    context.publish(False)
-    for start in range(0, prompt, _N_BATCH):
-        batch.clear()
-        part = ids[start : min(prompt, start + _N_BATCH)]
-        batch.add_tokens(part, start=start, seq=0, output=NO_OUTPUT)
-        context.decode(batch)
-    single = _logits(context, batch, ids, prompt, 1)
+    plain.truncate(0, 0)
+    _fill(plain, batch, ids[:prompt])
+    single = _logits(plain, batch, ids, prompt, 1)
+    if context is not plain:
+        context.truncate(0, 0)
+        _fill(context, batch, ids[:prompt])
     for width in widths:
+        if not context.truncate(0, prompt):
+            # a recurrent state that blocks have overwritten
+            _fill(context, batch, ids[:prompt])
         context.publish(True)
         yield Comparison(width, single, _logits(context, batch, ids, prompt, width))
+
+
+def _fill(context: TargetContext, batch: Batch, prompt: list[int]) -> None:
+    context.publish(False)
+    for start in range(0, len(prompt), _N_BATCH):
+        batch.clear()
+        part = prompt[start : start + _N_BATCH]
+        batch.add_tokens(part, start=start, seq=0, output=NO_OUTPUT)
+        context.decode(batch)
 
 
 def _logits(
     context: TargetContext, batch: Batch, ids: list[int], prompt: int, width: int
 ) -> FloatArray:
     found = []
-    context.truncate(0, prompt)
     for start in range(prompt, len(ids), width):
         part = ids[start : start + width]
         batch.clear()

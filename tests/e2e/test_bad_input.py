@@ -168,7 +168,7 @@ def encoding(arch: str) -> Build:
 
 
 def recurrent(out: Path) -> Path:
-    return write_target(out, arch="lfm2")
+    return write_target(out, arch="jamba")
 
 
 def reduced(kind: type) -> Build:
@@ -264,7 +264,7 @@ BAD_PAIRS: dict[str, tuple[Build, Build, tuple[str, ...]]] = {
         lambda _: DRAFT,
         ("gemma3n has no layer inputs of one row a token",),
     ),
-    "recurrent-state": (recurrent, lambda _: DRAFT, ("lfm2 keeps recurrent state",)),
+    "recurrent-state": (recurrent, lambda _: DRAFT, ("jamba keeps recurrent state",)),
     "d2t-of-32-bits": (lambda _: TARGET, reduced(np.int32), ("d2t has type I32", "takes I64")),
     "gated-head-of-another-rank": (
         lambda _: TARGET,
@@ -372,7 +372,7 @@ def test_an_encoder_that_no_check_knows_is_refused_when_loaded(tmp_path: Path, a
 def test_recurrent_state_that_no_check_knows_is_refused_when_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Model, "can_roll_back", False)
+    monkeypatch.setattr(Model, "recurrent", True)
     with pytest.raises(IncompatibleDraftError, match="keeps recurrent state"):
         load(TARGET, DRAFT, threads=1)
     with load(TARGET, threads=1, context=64) as session:

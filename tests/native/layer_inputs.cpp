@@ -50,10 +50,14 @@ void fill(ggml_tensor * tensor, void * data) {
         fail(std::string("not f32: ") + tensor->name);
     }
     const bool norm = std::strstr(tensor->name, "norm") || std::strstr(tensor->name, "rope_f");
+    // what a recurrent state is multiplied with is the exponential of this, times something positive
+    const char * last = std::strrchr(tensor->name, '.');
+    const bool decay = last && std::strcmp(last, ".ssm_a") == 0;
     Numbers numbers(tensor->name);
     std::vector<float> values(ggml_nelements(tensor));
     for (float & value : values) {
         value = norm ? 1.0f + 0.3f * numbers.next() : 0.5f * numbers.next();
+        value = decay ? -0.6f + value : value;
     }
     ggml_backend_tensor_set(tensor, values.data(), 0, ggml_nbytes(tensor));
     if (gguf_find_tensor(made.file, tensor->name) < 0) {
@@ -91,9 +95,14 @@ std::vector<float> values(const ggml_tensor * tensor) {
 }
 
 // -1 where the tensor is no weight of a layer; the head's weights count as those of a layer after the last
-int layer_of(const ggml_tensor * tensor, int n_layer) {
+int layer_of(const ggml_tensor * tensor, const Observed & seen) {
     int layer = -1;
+    const int n_layer = seen.n_layer;
     const char * name = tensor->name;
+    // a norm of embeddings, which in lfm2 is that of the head
+    if (std::strcmp(name, "token_embd_norm.weight") == 0 && seen.inputs.count(n_layer - 1)) {
+        return n_layer;
+    }
     if (std::strcmp(name, "output_norm.weight") == 0 || std::strcmp(name, "output.weight") == 0) {
         return n_layer;
     }
@@ -119,7 +128,7 @@ bool observe(ggml_tensor * tensor, bool ask, void * data) {
     for (int i = 0; i < 2; ++i) {
         const ggml_tensor * weight = tensor->src[i];
         const ggml_tensor * state = tensor->src[1 - i];
-        const int layer = weight && state ? layer_of(weight, seen.n_layer) : -1;
+        const int layer = weight && state ? layer_of(weight, seen) : -1;
         if (layer < 0 || seen.inputs.count(layer) || !is_state(state)) {
             continue;
         }

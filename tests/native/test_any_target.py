@@ -24,7 +24,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
     return compile_probe(tmp_path_factory.mktemp("targets"))
 
 
-@pytest.mark.parametrize("arch", sorted(TARGETS - STREAMS))
+@pytest.mark.parametrize("arch", sorted(TARGETS - STREAMS - {"kimi-k3"}))
 def test_a_draft_changes_no_token(arch: str, probe: Probe, tmp_path: Path) -> None:
     target = probe.model(arch)
     alone = load_pair(target, None, OPTIONS)

@@ -22,7 +22,7 @@ GLOBAL_EVERY = 6
 
 @dataclass(frozen=True)
 class Gemma3:
-    """A model whose weights are read when they are needed. Prompts must fit its window."""
+    """A model whose weights are read when they are needed."""
 
     file: GGUFFile
     layers: int
@@ -52,7 +52,6 @@ class Gemma3:
 
     def layer_inputs(self, ids: IntArray) -> FloatArray:
         """[layers + 1, n, width]: what enters each layer, and the final norm."""
-        assert len(ids) < self.window, "the window is not implemented"
         x = self._rows("token_embd", ids) * np.float32(math.sqrt(self.width))
         found = [x]
         for layer in range(self.layers):
@@ -63,7 +62,8 @@ class Gemma3:
 
     def _attend(self, layer: int, x: FloatArray) -> FloatArray:
         h, n = self._norm(layer, "attn_norm", x), len(x)
-        base = LOCAL_BASE if (layer + 1) % GLOBAL_EVERY else self.global_base
+        local = (layer + 1) % GLOBAL_EVERY != 0
+        base = LOCAL_BASE if local else self.global_base
         q = self._linear(layer, "attn_q", h).reshape(n, self.heads, -1)
         k, v = (self._linear(layer, f"attn_{p}", h).reshape(n, -1, q.shape[-1]) for p in "kv")
         q = rotate(self._norm(layer, "attn_q_norm", q), base) / np.float32(math.sqrt(q.shape[-1]))
@@ -71,7 +71,11 @@ class Gemma3:
         shared = self.heads // k.shape[1]
         k, v = np.repeat(k, shared, axis=1), np.repeat(v, shared, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k)
-        scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        seen = np.tri(n, dtype=bool)
+        if local:
+            # the row itself and what is less than a window back
+            seen &= ~np.tri(n, k=-self.window, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(n, -1)

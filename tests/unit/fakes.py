@@ -28,8 +28,11 @@ class FakeTarget:
     decoded: int = 0
     fail_at: int = -1
     seconds: float = 0.0
+    recurrent: bool = False
+    snapshots: int = 0
 
     def __post_init__(self) -> None:
+        self.low: dict[int, int] = {}
         self.shape = SimpleNamespace(n_seq=self.slots, n_batch=N_BATCH)
         self.cache: dict[int, dict[int, int]] = {slot: {} for slot in range(self.slots)}
         self._out: list[int] = []
@@ -40,6 +43,10 @@ class FakeTarget:
         if self.decoded == self.fail_at:
             raise DecodeError("scripted failure", 1)
         self._out, self._rows = [], []
+        for seq in {row.seq for row in batch.rows()}:
+            # where a recurrent state can go back to: never behind the pass
+            rows = sum(row.seq == seq for row in batch.rows())
+            self.low[seq] = len(self.cache[seq]) + max(1, rows - self.snapshots)
         for row in batch.rows():
             assert row.position == len(self.cache[row.seq]), "positions come without gaps"
             self.cache[row.seq][row.position] = row.token
@@ -55,8 +62,13 @@ class FakeTarget:
         # a feature row says where it is from, so that the drafter can check what it is given
         return np.array([self._rows[row] for row in rows], np.float32)
 
-    def truncate(self, seq: int, length: int) -> None:
-        self.cache[seq] = {p: t for p, t in self.cache[seq].items() if p < length}
+    def truncate(self, seq: int, length: int) -> bool:
+        held = len(self.cache[seq])
+        there = not self.recurrent or self.low.get(seq, 0) <= length <= held
+        self.cache[seq] = {p: t for p, t in self.cache[seq].items() if there and p < length}
+        if length < held:
+            self.low[seq] = len(self.cache[seq])
+        return there or length == 0
 
     def can_truncate(self, seq: int, length: int) -> bool:
         return True

@@ -29,6 +29,7 @@ from tests.miniature import (
     write_gguf,
     write_target,
 )
+from tests.miniature_targets import ROLLING
 
 
 def test_the_trained_target(ggufs: Path) -> None:
@@ -393,6 +394,7 @@ def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     # streams of hyper-connections, and of gemma3n, that the graph does not merge for drafts
     streams = {"gemma3n"} | architectures(llama_cpp_tree, publishing_classes(models, '"hc_init"'))
     streams |= architectures(llama_cpp_tree, publishing_classes(models, "res_hc"))
+    streams |= architectures(llama_cpp_tree, publishing_classes(models, "= res_mix("))
     merged = architectures(llama_cpp_tree, publishing_classes(models, "t_layer_inp[n_layer]"))
     named = publishing_classes(models, '"l_out"', inherited=True)
     named |= publishing_classes(models, "t_layer_inp[il]", inherited=True)
@@ -402,7 +404,11 @@ def test_the_lists_are_those_of_the_sources(llama_cpp_tree: Path) -> None:
     assert (streams - merged - {"dflash"}) | nameless == NO_LAYER_INPUT_ARCHITECTURES
     recurrent = listed(llama_cpp_tree, "arch", "bool llm_arch_is_recurrent(", "return true")
     hybrid = listed(llama_cpp_tree, "arch", "bool llm_arch_is_hybrid(", "return true")
-    assert recurrent | hybrid == RECURRENT_ARCHITECTURES
+    snapshots = listed(llama_cpp_tree, "arch", "bool llm_arch_supports_rs_rollback(", "return true")
+    assert snapshots <= recurrent | hybrid
+    assert (recurrent | hybrid) - snapshots == RECURRENT_ARCHITECTURES
+    # a miniature of each is decoded with a draft
+    assert snapshots == ROLLING
 
 
 def listed(tree: Path, part: str, after: str, before: str) -> set[str]:

@@ -206,3 +206,34 @@ def test_an_interruption_leaves_no_rejected_rows_to_the_others() -> None:
     assert len(target.cache[second.slot]) == second.n_past
     finish(loop, second)
     assert second.tokens == [truth(6 + i) for i in range(30)]
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 2, 4])
+@pytest.mark.parametrize("wrong", [1, 2, 3, 5, 1000])
+def test_a_state_that_cannot_go_back_is_computed_anew(wrong: int, snapshots: int) -> None:
+    target = FakeTarget(truth, slots=2, recurrent=True, snapshots=snapshots)
+    loop = engine(target, FakeDrafter(wrong_every(wrong), slots=2))
+    sequences = [loop.admit(request(n, prompt=n)) for n in (25, 40)]
+    while any(s.finish_reason is None for s in sequences):
+        loop.step()
+        for s in sequences:
+            # what is lost is empty until the next round
+            assert len(target.cache[s.slot]) == (0 if s.lost else s.n_past)
+            if s.lost:
+                assert snapshots < 4
+    for s in sequences:
+        assert s.tokens == [truth(len(s.request.prompt) - 1 + i) for i in range(len(s.tokens))]
+    assert snapshots < 4 or not any(s.lost for s in sequences)
+
+
+def test_blocks_of_other_widths_are_verified_apart_where_there_is_a_state() -> None:
+    for recurrent, most in ((False, 1), (True, 2)):
+        target = FakeTarget(truth, slots=3, recurrent=recurrent, snapshots=4)
+        loop = engine(target, FakeDrafter(truth, slots=3))
+        wanted = [request(40, draft_max=n, prompt=5) for n in (4, 2, 4)]
+        sequences = [loop.admit(each) for each in wanted]
+        before = target.decoded
+        loop.step()
+        assert target.decoded - before == most
+        finish(loop, *sequences)
+        assert len({tuple(s.tokens) for s in sequences}) == 1

@@ -103,9 +103,11 @@ def test_other_heads(target: Path, tmp_path: Path) -> None:
 
 
 def test_a_recurrent_target(draft: Path, tmp_path: Path) -> None:
-    for arch in ("lfm2", "qwen35", "nemotron_h", "mamba"):
+    for arch in ("mamba", "jamba", "qwen3next"):
         shown = run(write_target(tmp_path / "t.gguf", arch=arch), draft, code=1)
         assert "keeps recurrent state" in shown
+    for arch in ("lfm2", "qwen35", "nemotron_h"):
+        assert "They fit" in run(write_target(tmp_path / "t.gguf", arch=arch), draft)
 
 
 def test_a_d2t_of_another_type(target: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ struct llama_context_params {
     uint32_t n_batch;
     uint32_t n_ubatch;
     uint32_t n_seq_max;
+    uint32_t n_rs_seq;
     uint32_t n_outputs_max;
     int32_t n_threads;
     int32_t n_threads_batch;
@@ -69,6 +70,7 @@ void llama_free(struct llama_context * ctx);
 uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out, const llama_model_quantize_params * params);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
+uint32_t llama_n_rs_seq(const struct llama_context * ctx);
 
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
 int32_t llama_model_n_ctx_train(const struct llama_model * model);
