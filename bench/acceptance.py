@@ -35,8 +35,9 @@ from llamaspec.text.detokenize import Pieces
 from llamaspec.verify.chance import SampledRule
 
 SLOTS = 8
-LENGTH = 4
+LENGTH = 3
 """Tokens that are compared: the first comes from the prompt, the others from rounds."""
+PROPOSALS = 3
 OPTIONS = GenerateOptions(temperature=0.7, top_k=5)
 ALPHA = 0.01
 Text = tuple[int, ...]
@@ -88,8 +89,10 @@ class Prompted:
         """A text that ends by its end token or its length."""
         ends = self.pair.model.vocab.ends
         ending = Ending(pieces=Pieces(lambda _: b""), ends=ends, limit=limit)
-        drafts = 0 if chances is None else self.pair.options.batch
-        return Request(self.prompt, limit, drafts, ending, draw, chances)
+        drafts = 0 if chances is None else PROPOSALS
+        return Request(
+            self.prompt, limit, drafts, ending, draw, chances, cache_prompt=chances is not None
+        )
 
     def row(self, text: Text) -> FloatArray:
         """What the token after a text is drawn from [V], by plain decoding."""
@@ -131,9 +134,10 @@ def enumerated(prompted: Prompted) -> dict[Text, float]:
     return found | open_
 
 
-def counted(prompted: Prompted, engine: Engine, rule: Acceptance, draws: int) -> Counter[Text]:
+def counted(prompted: Prompted, drafter: Drafter, rule: Acceptance, draws: int) -> Counter[Text]:
     """How often each text came, of seeds 0, 1, ... with a rule."""
     counts: Counter[Text] = Counter()
+    engine = Engine(prompted.pair.context, drafter)
     for first in range(0, draws, SLOTS):
         samplers = [prompted.sampler(seed) for seed in range(first, min(first + SLOTS, draws))]
         requests = [
@@ -189,13 +193,15 @@ def distribution(
         probabilities = enumerated(prompted)
         typer.echo(f"{len(probabilities)} texts, of probability {sum(probabilities.values()):.6f}")
         assert pair.drafter is not None
-        wrong = Engine(pair.context, Misleading(pair.drafter, OPTIONS.temperature))
+        wrong = Misleading(pair.drafter, OPTIONS.temperature)
         failed = False
         for rule in get_args(SampledRule):
-            found = goodness(counted(prompted, pair.engine, rule, draws), probabilities)
+            found = goodness(counted(prompted, pair.drafter, rule, draws), probabilities)
             failed |= found.p_value * 2 <= ALPHA
             typer.echo(described(rule, found, 2))
-            found = goodness(counted(prompted, wrong, rule, draws), probabilities)
+            found = goodness(
+                counted(prompted, wrong, rule, max(draws // 10, min(draws, 4000))), probabilities
+            )
             failed |= found.p_value * 2 > ALPHA
             typer.echo(described(f"{rule}, q before temperature", found, 2))
     finally:
