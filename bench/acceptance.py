@@ -224,7 +224,7 @@ class Share:
 def shares(
     session: Session, prompts: list[tuple[str, str]], *, seeds: int, tokens: int
 ) -> Iterator[Share]:
-    """Generate every prompt at temperature 1 with every seed and rule."""
+    """Generate every prompt at temperature 1 with every seed and rule, whole blocks each."""
     for seed in range(seeds):
         for category, prompt in prompts:
             for rule in get_args(Acceptance):
@@ -234,6 +234,7 @@ def shares(
                     temperature=1.0,
                     seed=seed,
                     accept=rule,
+                    draft_max=session.draft_limit,
                 )
                 stats = done.stats
                 committed = stats.completion_tokens - 1

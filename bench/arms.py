@@ -28,8 +28,8 @@ _NAME = re.compile(r"(?P<name>[a-z-]+)(?:@(?P<width>[1-9][0-9]{0,3}))?")
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm: who decodes, with proposals from where, and how many at most a round (None for all
-    that a block has).
+    """One arm: who decodes, with proposals from where, and how many at most a round (None for as
+    many as pay; of llama.cpp's tools for all that a block has).
     """
 
     name: str

@@ -65,20 +65,23 @@ class Ours:
         """The runner of an arm; rates: of synthetic acceptance, None for the target's word."""
         source = arm.source if arm.source in self.sessions else next(iter(self.sessions))
         session = self.sessions[source]
-        width = min(arm.width or session.draft_limit, session.draft_limit) if arm.drafts else 0
+        most = min(arm.width or session.draft_limit, session.draft_limit)
+        width = (arm.width and most) if arm.drafts else 0
         script = None
         if rates is not None and arm.drafts:
-            script = ScriptedAcceptance(for_width(rates, width, arm.name), self.ends)
+            script = ScriptedAcceptance(for_width(rates, most, arm.name), self.ends)
         return OurArm(session, self.pairs[source], width, self.ends, script)
 
 
 @dataclass
 class OurArm:
-    """A session at a fixed width. script: decides acceptance instead of the target."""
+    """A session at a fixed width, or None for as many proposals as pay. script: decides acceptance
+    instead of the target.
+    """
 
     session: Session
     pair: Pair
-    width: int
+    width: int | None
     ends: frozenset[int]
     script: ScriptedAcceptance | None = None
     argv: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""Speculative against plain decoding of one pair, in alternating runs on the same prompts.
+"""Speculative against plain decoding of one pair, in alternating runs on the same prompts; how much
+is drafted is left to the pace, as by default.
 
     python -m llamaspec.bench.pairs [-m TARGET -d DRAFT] [--prompts FILE.jsonl] [--json]
 

@@ -41,10 +41,13 @@ class Turn:
 def measure(
     session: Session, prompts: list[tuple[str, str]], *, repeats: int, max_tokens: int
 ) -> Iterator[Turn]:
-    """Decode the first turn of every prompt and then the second, warm and cold in turn."""
+    """Decode the first turn of every prompt and then the second, warm and cold in turn; whole
+    blocks, so that their rounds compare.
+    """
     for number, (category, question) in enumerate(prompts):
         first = [{"role": "user", "content": question}]
         answer = session.generate(first, max_tokens=max_tokens, cache_prompt=False).text
+        block = session.draft_limit
         following = prompts[(number + 1) % len(prompts)][1]
         chat = [
             *first,
@@ -54,8 +57,10 @@ def measure(
         for turn in range(repeats):
             runs = {}
             for warm in (True, False) if turn % 2 else (False, True):
-                session.generate(first, max_tokens=max_tokens, cache_prompt=False)
-                runs[warm] = session.generate(chat, max_tokens=max_tokens, cache_prompt=warm)
+                session.generate(first, draft_max=block, max_tokens=max_tokens, cache_prompt=False)
+                runs[warm] = session.generate(
+                    chat, draft_max=block, max_tokens=max_tokens, cache_prompt=warm
+                )
             yield _turn(category, runs[True], runs[False])
 
 

@@ -63,11 +63,14 @@ def check(
 ) -> Check:
     """Decode every prompt greedily with the draft and without it, and compare the tokens.
 
+    draft_max: None for whole blocks, whether they pay or not: as many proposals as possible are put
+    to the test.
     on_prompt: called with the number of prompts done and of all. Raises OptionError where there
     is no draft, and what `generate` raises.
     """
     if not session.draft_limit or draft_max == 0:
         raise OptionError("there is no draft to compare with; give one, or lookup, with -d")
+    most = session.draft_limit if draft_max is None else draft_max
     found = session.exactness
     bound = 0.0 if session.exact else found.bound
     divergences: list[Divergence] = []
@@ -75,8 +78,8 @@ def check(
     for number, prompt in enumerate(prompts):
         # both from a cold start: another split of the prompt rounds in another way
         plain, fast = (
-            session.generate(prompt, max_tokens=max_tokens, draft_max=most, cache_prompt=False)
-            for most in (0, draft_max)
+            session.generate(prompt, max_tokens=max_tokens, draft_max=limit, cache_prompt=False)
+            for limit in (0, most)
         )
         stats = fast.stats
         counts = (stats.rounds, stats.drafted, stats.accepted, stats.replayed)

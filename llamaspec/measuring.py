@@ -68,11 +68,14 @@ class Measured:
         settings = tuple(self._settings())
         return remembered(
             "costs",
-            (files, settings, drafter.proposals, self.options.n_gpu_layers_draft),
+            (files, settings, drafter.proposals, *self._placed_draft()),
             lambda: measure(self.context, side, quick(drafter.proposals), settings),
             write=CostCurve.as_json,
             read=CostCurve.of_json,
         )
+
+    def _placed_draft(self) -> tuple[int, str | None]:
+        return self.options.n_gpu_layers_draft, self.options.device_draft
 
     def _settings(self) -> list[tuple[str, str]]:
         options, context = self.options, self.context

@@ -206,7 +206,7 @@ class GenerateOptions:
     accept: how proposals are accepted at a temperature. "match": the target draws, and a proposal
     that equals the draw is accepted; a seed gives the text it gives without the draft. "residual",
     "block": the draft samples too and more is accepted; texts are distributed as without the draft,
-    but a seed gives another one.
+    but a seed gives another one, for which blocks are verified whole unless draft_max says less.
     logprobs: None for none; otherwise every token comes with its log-probability and those of so
     many likeliest alternatives, by the model's own distribution: temperature 1, before all that
     follows here.

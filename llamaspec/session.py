@@ -322,11 +322,10 @@ class Session:
 
     def _auto(self, options: GenerateOptions) -> bool:
         """Whether the pace chooses how much to draft. Not where a seed's text would then depend on
-        how fast a machine is.
+        how fast a machine is, or on what it has learnt from earlier requests.
         """
         free = options.accept == "match" or options.temperature == 0 or options.seed is None
-        pinned = self._pair.options.cost_curve is not None
-        return options.draft_max is None and (free or pinned)
+        return options.draft_max is None and free
 
     def _draft_max(self, asked: int | None) -> int:
         limit = self.draft_limit

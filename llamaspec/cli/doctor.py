@@ -91,7 +91,7 @@ def _check() -> dict[str, Any]:
         prompt = [{"role": "user", "content": demo.PROMPT}]
         drafted, plain = (
             session.generate(prompt, max_tokens=_CHECK_TOKENS, draft_max=most, cache_prompt=False)
-            for most in (None, 0)
+            for most in (session.draft_limit, 0)
         )
     return {"tau": drafted.stats.tau, "identical": drafted.token_ids == plain.token_ids}
 

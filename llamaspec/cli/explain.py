@@ -4,18 +4,29 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llamaspec.completion import Completion
+    from llamaspec.options import GenerateOptions
     from llamaspec.schedule.pace import Pace
+    from llamaspec.session import Session
 
 
-def explanation(done: "Completion", pace: "Pace | None", *, auto: bool) -> list[str]:
+def explanation(done: "Completion", session: "Session", asked: "GenerateOptions") -> list[str]:
     """A few lines: what passes cost, what was chosen, how often, and on which grounds."""
-    lines = [_choices(done)]
+    if not session.draft_limit:
+        return ["proposals verified a round: none, there is no draft"]
+    lines, pace = [_choices(done)], session.pace
+    if asked.draft_max is not None:
+        given = "--draft-max" if asked.draft_max else "--plain or --draft-max"
+        return [*lines, f"widths: as {given} says; auto would choose them by what passes cost"]
     if pace is None:
-        return [*lines, "widths: every round drafts a whole block; nothing is priced here"]
-    if not auto:
-        return [*lines, "widths: as --draft-max says; auto would choose them by what passes cost"]
+        return [*lines, "widths: whole blocks; with --head python nothing is priced"]
+    if asked.accept != "match" and asked.temperature > 0 and asked.seed is not None:
+        return [
+            *lines,
+            f"widths: whole blocks; with --accept {asked.accept} a seed's text depends on them, "
+            "and must not depend on what passes cost",
+        ]
     depth = done.stats.prompt_tokens + done.stats.completion_tokens
-    prices, calibration = pace.prices, pace.calibration
+    prices = pace.prices
     passes = ", ".join(
         f"{rows}: {1000 * prices.verify(rows, depth):.2f}" for rows in range(1, prices.rows + 1)
     )
@@ -26,8 +37,7 @@ def explanation(done: "Completion", pace: "Pace | None", *, auto: bool) -> list[
         f"a draft {1000 * prices.draft(depth):.2f}",
         f"going rate: {pace.rate:.0f} tokens/s; a width is taken while its tokens are worth more "
         "than its time at that rate",
-        f"a confidence c counts as sigmoid({calibration.offset:+.2f} {calibration.slope:+.2f} "
-        "logit c), as learnt from what was accepted",
+        _expected(done, pace),
     ]
 
 
@@ -42,3 +52,14 @@ def _choices(done: "Completion") -> str:
         f"proposals verified a round: {', '.join(counts) or 'none'}; drafted and none verified: "
         f"{none} rounds; not drafted: {silent} of {len(done.rounds)} rounds"
     )
+
+
+def _expected(done: "Completion", pace: "Pace") -> str:
+    calibration = pace.calibration
+    if any(record.confidence is not None for record in done.rounds):
+        return (
+            f"a confidence c counts as sigmoid({calibration.offset:+.2f} "
+            f"{calibration.slope:+.2f} logit c), as learnt from what was accepted"
+        )
+    rates = ", ".join(f"{rate:.2f}" for rate in calibration.rates)
+    return f"this draft has no confidences; by position {rates} are accepted, as learnt"

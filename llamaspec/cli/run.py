@@ -215,8 +215,7 @@ def run(
             job = _Job(_in_chat(asked, session, chat), generate)
             done = _execute(session, job, compare=compare, as_json=as_json)
             if explain and not as_json:
-                auto = generate.draft_max is None
-                for line in explanation(done, session.pace, auto=auto):
+                for line in explanation(done, session, generate):
                     _say(line)
 
 
@@ -321,7 +320,8 @@ def _closing_line(done: "Completion") -> str:
         f"{stats.tokens_per_second:.1f} tokens/s"
     )
     if not stats.drafted:
-        return line + ", no draft"
+        offered = any(record.offered for record in done.rounds)
+        return line + (", no proposal was worth verifying" if offered else ", no draft")
     return f"{line}, tau {stats.tau:.2f}, accept rate {stats.accept_rate:.0%}"
 
 

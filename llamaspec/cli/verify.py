@@ -36,7 +36,7 @@ def verify(
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Of each text.")] = 128,
     exact: Annotated[bool, typer.Option("--exact", help="Check exact mode.")] = False,
     draft_max: Annotated[
-        int | None, typer.Option("--draft-max", help="Most proposals a round.")
+        int | None, typer.Option("--draft-max", help="Most proposals a round; absent: the block.")
     ] = None,
     n_gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU.")] = ALL_LAYERS,
     context: Annotated[int, typer.Option("-c", "--context", help="0: the model's.")] = 0,

@@ -48,5 +48,6 @@ class Calibration:
 
 
 def _logit(c: float) -> float:
-    c = min(max(c, _LEAST), 1 - _LEAST)
+    # in this order a NaN, of a damaged draft, is the least
+    c = min(max(_LEAST, c), 1 - _LEAST)
     return math.log(c / (1 - c))

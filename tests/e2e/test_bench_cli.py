@@ -36,13 +36,14 @@ def tools() -> Path:
 
 @pytest.fixture(scope="module")
 def result() -> Result:
-    plan = Plan(arms="plain,dspark,dspark@3,lookup", max_tokens=TOKENS, repeats=2, options=OPTIONS)
+    arms = "plain,dspark,dspark@7,dspark@3,lookup@7"
+    plan = Plan(arms=arms, max_tokens=TOKENS, repeats=2, options=OPTIONS)
     return compare(plan, read(None, per_category=1))
 
 
 def test_every_arm_decodes_every_prompt_and_gives_plain_decodings_text(result: Result) -> None:
     seen = {(s.arm, s.prompt, s.repeat) for s in result.samples}
-    assert len(seen) == len(result.samples) == 4 * 2 * 2
+    assert len(seen) == len(result.samples) == 5 * 2 * 2
     assert all(s.identical for s in result.samples)
     assert len({s.digest for s in result.samples if s.prompt == 0}) == 1
     assert all(0 < s.tokens <= TOKENS for s in result.samples)
@@ -63,12 +64,14 @@ def test_widths_and_drafts_are_the_arms_own(result: Result) -> None:
     widest = {
         trace.arm: max(r.drafted for r in trace.rounds) for trace in result.traces if trace.rounds
     }
-    assert (widest["plain"], widest["dspark"], widest["dspark@3"]) == (0, 7, 3)
+    assert (widest["plain"], widest["dspark@7"], widest["dspark@3"]) == (0, 7, 3)
+    # that one verifies what pays
+    assert widest["dspark"] <= 7
     drafted = {arm.name: sum(s.drafted for s in result.of(arm.name)) for arm in result.arms}
     assert drafted["plain"] == 0
-    assert min(drafted[name] for name in ("dspark", "dspark@3", "lookup")) > 0
+    assert min(drafted[name] for name in ("dspark@7", "dspark@3", "lookup@7")) > 0
     confident = {t.arm for t in result.traces if any(r.confidence for r in t.rounds)}
-    assert confident == {"dspark", "dspark@3"}
+    assert confident - {"dspark"} == {"dspark@7", "dspark@3"}
 
 
 def test_a_result_says_what_it_was_measured_with(result: Result) -> None:

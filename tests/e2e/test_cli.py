@@ -85,7 +85,7 @@ def test_help_names_every_command_and_option() -> None:
         assert command in overview
     usage = llamaspec("run", "--help").stdout
     options = "-m --model -d --draft -n --max-tokens --draft-max --plain --compare --json --stop"
-    more = "--prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
+    more = "--accept --cost-curve --explain --prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
     filters = "--top-k --top-p --min-p --typical --logit-bias --grammar --json-schema --logprobs"
     penalties = "--repeat-penalty --presence-penalty --frequency-penalty --repeat-last-n"
     for option in f"{options} {more} {filters} {penalties} --dry-multiplier".split():
@@ -124,8 +124,8 @@ def told(found: dict[str, Any]) -> tuple[str, list[int], str]:
 
 
 def test_run_streams_text_to_stdout_and_closes_with_the_figures_on_stderr(session: Session) -> None:
-    expected = session.generate(IN_CHAT, max_tokens=100)
-    done = llamaspec("run", "-t", 1, *PAIR, QUESTION)
+    expected = session.generate(IN_CHAT, max_tokens=100, draft_max=7)
+    done = llamaspec("run", "-t", 1, *PAIR, "--draft-max", 7, QUESTION)
     assert (done.returncode, done.stdout) == (0, expected.text + "\n")
     (line,) = done.stderr.splitlines()
     stats = expected.stats
@@ -135,7 +135,8 @@ def test_run_streams_text_to_stdout_and_closes_with_the_figures_on_stderr(sessio
 
 
 def test_run_without_a_model_is_the_bundled_pair_and_its_prompt(session: Session) -> None:
-    expected = session.generate([{"role": "user", "content": demo.PROMPT}], max_tokens=20)
+    asked = [{"role": "user", "content": demo.PROMPT}]
+    expected = session.generate(asked, max_tokens=20, draft_max=7)
     assert told(complete("-n", 20)) == result(expected)
     assert expected.stats.tau > 3
     notice, _ = llamaspec("run", "-t", 1, "-n", 5).stderr.splitlines()
@@ -156,10 +157,10 @@ def test_plain_decodes_without_the_draft(session: Session) -> None:
 
 
 def test_json_has_the_fields_of_a_completion(session: Session) -> None:
-    found = complete(*PAIR, QUESTION)
+    found = complete(*PAIR, "--draft-max", 7, QUESTION)
     assert list(found) == [field.name for field in fields(Completion)]
     assert list(found["stats"]) == [field.name for field in fields(Stats)]
-    expected = session.generate(IN_CHAT)
+    expected = session.generate(IN_CHAT, draft_max=7)
     assert told(found) == result(expected)
     assert len(found["rounds"]) == found["stats"]["rounds"] == len(expected.rounds)
     for record, ours in zip(found["rounds"], expected.rounds, strict=True):
@@ -169,7 +170,7 @@ def test_json_has_the_fields_of_a_completion(session: Session) -> None:
 
 
 def test_compare_shows_both_speeds_and_that_the_outputs_are_identical() -> None:
-    done = llamaspec("run", "-t", 1, "-n", 30, "--compare", QUESTION)
+    done = llamaspec("run", "-t", 1, "-n", 30, "--draft-max", 7, "--compare", QUESTION)
     assert done.returncode == 0
     speculative, plain, verdict = done.stderr.splitlines()
     assert "tau" in speculative
@@ -180,7 +181,7 @@ def test_compare_shows_both_speeds_and_that_the_outputs_are_identical() -> None:
 
 
 def test_compare_as_json_has_both_completions() -> None:
-    found = complete("-n", 30, "--compare", QUESTION)
+    found = complete("-n", 30, "--draft-max", 7, "--compare", QUESTION)
     assert found["identical"] is True
     assert told(found) == told(found["plain"])
     assert found["stats"]["drafted"] > 0 == found["plain"]["stats"]["drafted"]

@@ -137,7 +137,7 @@ def accepted(target: Path, draft: Path, prompts: list[list[int]]) -> list[list[i
 
 
 def rounds(session: Session, prompt: list[int]) -> list[int]:
-    done = session.generate(prompt, max_tokens=TOKENS)
+    done = session.generate(prompt, max_tokens=TOKENS, draft_max=session.draft_limit)
     return [record.accepted for record in done.rounds]
 
 

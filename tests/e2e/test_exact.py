@@ -60,7 +60,7 @@ def test_bf16_weights_are_not_and_exact_mode_makes_them(bf16: Path, exact: Sessi
     assert set(default.unequal) == set(range(2, 9))
     assert exact.exactness.bitwise
     for messages in MESSAGES:
-        drafted = exact.generate(messages, max_tokens=64)
+        drafted = exact.generate(messages, max_tokens=64, draft_max=7)
         plain = exact.generate(messages, max_tokens=64, draft_max=0)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.replayed == 0
@@ -73,7 +73,7 @@ def test_bf16_weights_are_not_and_exact_mode_makes_them(bf16: Path, exact: Sessi
 def test_with_a_seed_exact_mode_draws_what_plain_decoding_draws(exact: Session) -> None:
     for seed, messages in enumerate(MESSAGES):
         settings = {"max_tokens": 48, "temperature": 0.8, "seed": seed}
-        drafted = exact.generate(messages, **settings)  # type: ignore[arg-type]
+        drafted = exact.generate(messages, draft_max=7, **settings)  # type: ignore[arg-type]
         plain = exact.generate(messages, draft_max=0, **settings)  # type: ignore[arg-type]
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.drafted > 0
@@ -91,7 +91,7 @@ def test_where_rows_cannot_be_made_alike_near_ties_and_draws_get_rows_alone(
         session._pair.engine.doubt = Doubt(1.0, patience=0)
         replayed = 0
         for messages in MESSAGES:
-            drafted = session.generate(messages, max_tokens=48)
+            drafted = session.generate(messages, max_tokens=48, draft_max=7)
             plain = session.generate(messages, max_tokens=48, draft_max=0)
             assert drafted.token_ids == plain.token_ids
             replayed += drafted.stats.replayed
@@ -108,7 +108,7 @@ def test_a_target_without_a_draft_decodes_by_lookup() -> None:
     with load(demo.target_path(), "lookup", threads=1, context=512) as session:
         assert session.draft_limit == 7
         for messages in MESSAGES:
-            found = session.generate(messages, max_tokens=96)
+            found = session.generate(messages, max_tokens=96, draft_max=7)
             plain = session.generate(messages, max_tokens=96, draft_max=0)
             assert found.token_ids == plain.token_ids
         # the last answer repeats itself

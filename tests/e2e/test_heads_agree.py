@@ -13,7 +13,7 @@ pytestmark = pytest.mark.native
 def rounds(head: Head) -> list[list[Round]]:
     with load(head=head, threads=1) as session:
         messages = [[{"role": "user", "content": prompt}] for _, prompt in PROMPTS]
-        return [list(session.generate(m, max_tokens=64).rounds) for m in messages]
+        return [list(session.generate(m, max_tokens=64, draft_max=7).rounds) for m in messages]
 
 
 def test_both_heads_propose_the_same_tokens_with_the_same_confidence() -> None:

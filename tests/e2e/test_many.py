@@ -11,12 +11,14 @@ import pytest
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion
 from llamaspec.errors import DecodeError
+from llamaspec.options import GenerateSettings
 from llamaspec.runtime.context import Context, DraftContext
 from llamaspec.session import Session, load
 
 pytestmark = pytest.mark.native
 
 TOKENS = 40
+BLOCK = 7
 
 
 def messages(prompt: str) -> list[dict[str, str]]:
@@ -25,7 +27,7 @@ def messages(prompt: str) -> list[dict[str, str]]:
 
 def streamed(session: Session, prompt: str, done: dict[str, Completion]) -> Iterator[None]:
     """Stream a prompt piece by piece and keep its Completion."""
-    for _ in session.stream(messages(prompt), max_tokens=TOKENS):
+    for _ in session.stream(messages(prompt), max_tokens=TOKENS, draft_max=BLOCK):
         yield
     assert session.last is not None
     done[prompt] = session.last
@@ -53,8 +55,8 @@ def test_a_failure_that_hits_two_sequences_is_made_good_in_the_one_that_stays(
     failures = iter([False, False, True])
     with load(threads=1, context=256, sequences=2) as session:
         (_, first), (_, second) = PROMPTS[2], PROMPTS[3]
-        leaving = session.stream(messages(first), max_tokens=TOKENS)
-        staying = session.stream(messages(second), max_tokens=TOKENS)
+        leaving = session.stream(messages(first), max_tokens=TOKENS, draft_max=BLOCK)
+        staying = session.stream(messages(second), max_tokens=TOKENS, draft_max=BLOCK)
         next(leaving)
         next(staying)
 
@@ -141,9 +143,10 @@ def test_an_injection_that_failed_after_it_was_done_is_made_good(
             raise DecodeError("scripted failure", 1)
 
     with load(threads=1, context=256) as session:
-        healthy = session.generate(messages(PROMPTS[2][1]), max_tokens=TOKENS)
+        settings: GenerateSettings = {"max_tokens": TOKENS, "draft_max": BLOCK}
+        healthy = session.generate(messages(PROMPTS[2][1]), **settings)
         monkeypatch.setattr(Context, "_compute", compute)
-        done = session.generate(messages(PROMPTS[2][1]), max_tokens=TOKENS)
+        done = session.generate(messages(PROMPTS[2][1]), **settings)
     assert next(failures, None) is None
     assert done.token_ids == healthy.token_ids
     drafted = [len(r.draft) for r in done.rounds[:-1]]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.native
 
 NEXT = "How many are left if Ivan takes 3 of them?"
 TOKENS = 48
+BLOCK = 7
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +84,11 @@ def test_the_second_turn_is_a_cold_sessions(settings: dict[str, Any]) -> None:
     with pair(**settings) as session, pair(**settings) as other:
         for _, question in PROMPTS:
             chat = [said("user", question)]
-            first = session.generate(chat, max_tokens=TOKENS)
+            first = session.generate(chat, max_tokens=TOKENS, draft_max=BLOCK)
             agree(session)
             chat += [said("assistant", first.text), said("user", NEXT)]
-            second = session.generate(chat, max_tokens=TOKENS)
-            expected = cold(other, chat, max_tokens=TOKENS)
+            second = session.generate(chat, max_tokens=TOKENS, draft_max=BLOCK)
+            expected = cold(other, chat, max_tokens=TOKENS, draft_max=BLOCK)
             assert outcome(second) == outcome(expected)
             assert expected.stats.cached_tokens == 0
             assert second.stats.prompt_tokens == expected.stats.prompt_tokens
@@ -122,18 +123,18 @@ def test_turns_without_a_draft_are_bitwise_those_with_it(drawn: dict[str, Any]) 
 def test_a_plain_turn_between_drafted_ones_costs_no_acceptance(reference: Session) -> None:
     chat = [said("user", PROMPTS[2][1])]
     with pair() as session:
-        session.generate(chat, max_tokens=TOKENS)
+        session.generate(chat, max_tokens=TOKENS, draft_max=BLOCK)
         plain = session.generate(chat, max_tokens=TOKENS, draft_max=0)
         chat += [said("assistant", plain.text), said("user", PROMPTS[3][1])]
         middle = session.generate(chat, max_tokens=TOKENS, draft_max=0)
         assert middle.stats.cached_tokens > plain.stats.prompt_tokens
         agree(session)
         chat += [said("assistant", middle.text), said("user", PROMPTS[2][1])]
-        drafted = session.generate(chat, max_tokens=TOKENS)
+        drafted = session.generate(chat, max_tokens=TOKENS, draft_max=BLOCK)
         # the draft knows the first prompt alone, and its features of the rest are the target's
         assert 0 < drafted.stats.cached_tokens < middle.stats.prompt_tokens
         agree(session)
-    expected = cold(reference, chat, max_tokens=TOKENS)
+    expected = cold(reference, chat, max_tokens=TOKENS, draft_max=BLOCK)
     assert outcome(drafted) == outcome(expected)
     found, same = alike(drafted, expected)
     assert same >= 0.9 * found > 0
@@ -185,7 +186,7 @@ def test_features_that_wait_for_a_text_that_is_left_do_not_wait_any_longer(
     chat = [said("user", PROMPTS[2][1])]
     with pair() as session:
         drafter: Any = session._pair.drafter
-        stream = session.stream(chat, max_tokens=TOKENS)
+        stream = session.stream(chat, max_tokens=TOKENS, draft_max=BLOCK)
         next(stream)
         with monkeypatch.context() as patch:
             patch.setattr(DraftContext, "decode", fail)
@@ -195,7 +196,7 @@ def test_features_that_wait_for_a_text_that_is_left_do_not_wait_any_longer(
         stream.close()
         assert not drafter._pending
         agree(session)
-        again = session.generate(chat, max_tokens=TOKENS)
+        again = session.generate(chat, max_tokens=TOKENS, draft_max=BLOCK)
         assert again.stats.cached_tokens == min(known, again.stats.prompt_tokens - 1)
     assert outcome(again) == outcome(cold(reference, chat, max_tokens=TOKENS))
     assert all(record.draft for record in again.rounds[:-1])
@@ -275,7 +276,7 @@ def test_cache_prompt_is_true_or_false(reference: Session) -> None:
 
 
 def random_settings(rng: random.Random, text: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {"max_tokens": rng.randint(1, 40)}
+    settings: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "draft_max": BLOCK}
     if rng.random() < 0.4 and len(text) > 4:
         start = rng.randrange(len(text) - 3)
         settings["stop"] = text[start : start + rng.randint(1, 3)]

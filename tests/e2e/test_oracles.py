@@ -51,8 +51,10 @@ def rollouts(
 
 
 def complete(session: Session, line: dict[str, Any]) -> Completion:
-    limit = len(line["output_token_ids"])
-    return session.generate(line["prompt_token_ids"], max_tokens=limit, cache_prompt=False)
+    limit, most = len(line["output_token_ids"]), session.draft_limit
+    return session.generate(
+        line["prompt_token_ids"], max_tokens=limit, draft_max=most, cache_prompt=False
+    )
 
 
 def test_the_text_is_the_targets_own_greedy_text(

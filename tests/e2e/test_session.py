@@ -29,6 +29,8 @@ from tests.rewrite import rewrite
 pytestmark = pytest.mark.native
 
 TARGET, DRAFT = demo.target_path(), demo.draft_path()
+BLOCK = 7
+"""The whole block in every round: what of it is worth verifying is test_pace.py's matter."""
 CODE: Prompt = [{"role": "user", "content": PROMPTS[2][1]}]
 QUESTIONS: list[Prompt] = [
     [{"role": "user", "content": text}]
@@ -70,7 +72,7 @@ def both(session: Session, prompt: Prompt, **arguments: Any) -> Completion:  # n
     cold start.
     """
     arguments["cache_prompt"] = False
-    drafted = check(session.generate(prompt, **arguments))
+    drafted = check(session.generate(prompt, draft_max=BLOCK, **arguments))
     plain = check(session.generate(prompt, draft_max=0, **arguments))
     assert plain.stats.drafted == 0
     assert outcome(drafted) == outcome(plain)
@@ -99,7 +101,7 @@ def test_the_end_token_inside_an_accepted_block_ends_the_text(session: Session) 
 def test_max_tokens_ends_the_text_exactly_there(session: Session) -> None:
     whole = session.generate(CODE, max_tokens=60, draft_max=0).token_ids
     for limit in range(1, 21):
-        done = check(session.generate(CODE, max_tokens=limit))
+        done = check(session.generate(CODE, max_tokens=limit, draft_max=BLOCK))
         assert done.token_ids == whole[:limit]
         assert done.finish_reason == "length"
 
@@ -117,7 +119,7 @@ def test_the_end_of_the_context_ends_the_text_and_the_next_request_is_right(cont
     with pair(context=context) as small:
         room = context - len(small.tokenize(ENDLESS))
         assert room > 20
-        for draft_max in (None, 0):
+        for draft_max in (None, BLOCK, 0):
             done = check(small.generate(ENDLESS, max_tokens=4000, draft_max=draft_max))
             assert done.finish_reason == "length"
             assert done.stats.prompt_tokens + done.stats.completion_tokens == context
@@ -193,7 +195,7 @@ def streamed(session: Session, prompt: Prompt, **arguments: Any) -> list[Piece]:
 @pytest.mark.parametrize("stop", [(), ("factorial", "13 +"), ("\n",)], ids=str)
 def test_a_stream_adds_up_to_its_completion(session: Session, stop: tuple[str, ...]) -> None:
     for prompt in (CODE, *QUESTIONS, demo.PROMPT):
-        for draft_max in (None, 0):
+        for draft_max in (None, BLOCK, 0):
             pieces = streamed(session, prompt, max_tokens=50, stop=stop, draft_max=draft_max)
             done = session.last
             assert done is not None
@@ -240,7 +242,7 @@ def _tokens(path: Path) -> list[str]:
     return list(tokens)
 
 
-@pytest.mark.parametrize("draft_max", [None, 0, 1, 2])
+@pytest.mark.parametrize("draft_max", [None, 0, 1, 2, BLOCK])
 def test_a_stream_never_holds_half_a_character(
     halves: tuple[str, Session, list[int]], draft_max: int | None
 ) -> None:
@@ -377,7 +379,7 @@ def test_ctrl_c_anywhere_leaves_the_session_usable(
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, interrupter.around(getattr(kind, name)))
             with pytest.raises(KeyboardInterrupt):
-                session.generate(ENDLESS, max_tokens=60)
+                session.generate(ENDLESS, max_tokens=60, draft_max=BLOCK)
         assert outcome(session.generate(CODE, max_tokens=30)) == expected
 
 
@@ -441,11 +443,11 @@ def test_a_draft_that_fails_for_some_rounds(
 ) -> None:
     fails, loses = WINDOWS[name]
     with pair(head=head) as session:
-        healthy = check(session.generate(CODE, max_tokens=60))
+        healthy = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
         with monkeypatch.context() as patch:
             failing(patch, DraftContext, fails)
-            done = check(session.generate(CODE, max_tokens=60))
-        again = check(session.generate(CODE, max_tokens=60))
+            done = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
+        again = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
     assert outcome(done) == outcome(healthy)
     lost = [record for record in done.rounds if not record.draft]
     assert (len(lost) > 0) == loses
@@ -461,10 +463,11 @@ def test_a_draft_that_fails_for_some_rounds(
 def test_a_draft_resumes_with_the_proposals_of_a_healthy_one(
     monkeypatch: pytest.MonkeyPatch, session: Session
 ) -> None:
-    healthy = {r.start: r for r in session.generate(CODE, max_tokens=60).rounds}
+    whole = session.generate(CODE, max_tokens=60, draft_max=BLOCK)
+    healthy = {r.start: r for r in whole.rounds}
     with pair() as other, monkeypatch.context() as patch:
         failing(patch, DraftContext, lambda n: 4 <= n < 8)
-        done = check(other.generate(CODE, max_tokens=60))
+        done = check(other.generate(CODE, max_tokens=60, draft_max=BLOCK))
     same = [r for r in done.rounds if r.draft and r.start in healthy]
     assert same[-1].start > min(r.start for r in done.rounds if not r.draft)
     assert all(record.draft == healthy[record.start].draft for record in same)
@@ -477,7 +480,7 @@ def test_a_draft_that_always_fails(
         plain = session.generate(CODE, max_tokens=60, draft_max=0)
         failing(monkeypatch, DraftContext, lambda _: True)
         for _ in range(3):
-            done = check(session.generate(CODE, max_tokens=60))
+            done = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
             assert outcome(done) == outcome(plain)
             assert done.stats.drafted == 0
             assert done.stats.tau == 1.0
@@ -601,9 +604,9 @@ def test_a_dropped_session_is_released_with_its_stream_open() -> None:
 )
 def test_a_placement_changes_no_text(settings: dict[str, Any]) -> None:
     with pair() as session:
-        usual = session.generate(CODE, max_tokens=24)
+        usual = session.generate(CODE, max_tokens=24, draft_max=BLOCK)
     with pair(**settings) as session:
-        placed = session.generate(CODE, max_tokens=24)
+        placed = session.generate(CODE, max_tokens=24, draft_max=BLOCK)
     assert placed.token_ids == usual.token_ids
     assert placed.stats.accepted == usual.stats.accepted > 0
 

@@ -23,7 +23,7 @@ def first_difference(session: Session, prompt: str) -> tuple[int, int]:
     messages = [{"role": "user", "content": prompt}]
     fast, slow = (
         session.generate(messages, max_tokens=64, draft_max=most, cache_prompt=False).token_ids
-        for most in (None, 0)
+        for most in (session.draft_limit, 0)
     )
     pairs = zip(fast, slow, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(slow)), len(slow)
@@ -36,6 +36,6 @@ def test_the_pair_decodes_on_the_gpu_wherever_its_halves_are(
     with load(n_gpu_layers=layers, n_gpu_layers_draft=draft_layers) as session:
         found = [first_difference(session, prompt) for _, prompt in PROMPTS]
         assert session.last is not None
-        drafted = session.generate(PROMPTS[2][1], max_tokens=64)
+        drafted = session.generate(PROMPTS[2][1], max_tokens=64, draft_max=session.draft_limit)
     assert sum(same for same, _ in found) >= LEAST_IDENTICAL * sum(n for _, n in found)
     assert drafted.stats.accepted > 0

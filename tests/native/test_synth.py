@@ -56,7 +56,7 @@ def test_a_pair_of_every_type_decodes_finite_logits(quant: str, folder: Path) ->
         # an end token never wins
         assert (logits[:, TINY.mask - 1] == 0).all()
         loaded.context.truncate(0, 0)
-        done = Session(loaded).generate("One, two,", max_tokens=40)
+        done = Session(loaded).generate("One, two,", max_tokens=40, draft_max=7)
         plain = Session(loaded).generate("One, two,", max_tokens=40, draft_max=0)
         assert done.stats.drafted > 0
         assert (done.stats.completion_tokens, plain.stats.completion_tokens) == (40, 40)
@@ -156,7 +156,7 @@ def test_synthetic_acceptance_comes_at_its_rates(
     texts = []
     for _ in range(2):
         script.seed(1)
-        texts.append(session.generate("Once", max_tokens=200))
+        texts.append(session.generate("Once", max_tokens=200, draft_max=7))
     assert texts[0].token_ids == texts[1].token_ids
     lengths = [r.accepted for r in texts[0].rounds]
     assert max(lengths) == 5

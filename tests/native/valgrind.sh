@@ -13,7 +13,7 @@ import llamaspec
 
 with llamaspec.load(threads=1, context=256) as session:
     messages = [{"role": "user", "content": "There are 5 drawers with 8 pencils in each."}]
-    done = session.generate(messages, max_tokens=12)
+    done = session.generate(messages, max_tokens=12, draft_max=7)
     plain = session.generate(messages, max_tokens=12, draft_max=0)
     session.generate(messages, max_tokens=6, temperature=0.7, seed=3)
     stream = session.stream(messages, max_tokens=20, stop="zzz")
