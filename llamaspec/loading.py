@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
+from llamaspec.draft.both import BothDrafters
 from llamaspec.draft.drafter import Drafter
 from llamaspec.draft.heads import DraftHead, load_d2t, load_head
 from llamaspec.draft.lookup import LookupDrafter
@@ -106,12 +107,16 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         if isinstance(draft, Path):
             draft_model = Model.load(draft, place_draft)
         layout = _layout(draft_file, options) if draft_file else None
-        proposals = layout.proposals if layout else LookupDrafter().proposals if draft else 0
+        looks_up = draft == LOOKUP or (layout is not None and options.lookup)
+        proposals = max(
+            layout.proposals if layout else 0, LookupDrafter().proposals if looks_up else 0
+        )
         n_ctx = _context_length(model, options, proposals)
         context = _target_context(model, n_ctx, proposals, options)
         drafter: Drafter | None = LookupDrafter() if draft == LOOKUP else None
         if draft_model is not None and draft_file is not None and layout is not None:
             drafter = _drafter(draft_model, draft_file, context, layout, options)
+            drafter = BothDrafters(drafter, LookupDrafter()) if looks_up else drafter
         pair = Pair(
             target_file,
             draft_file,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamaspec.draft.block import BlockDrafter
+from llamaspec.draft.both import BothDrafters
 from llamaspec.draft.drafter import Drafter
-from llamaspec.draft.lookup import LookupDrafter
 from llamaspec.ffi import build_info
 from llamaspec.options import LoadOptions
 from llamaspec.runtime import backend
@@ -21,6 +21,9 @@ from llamaspec.schedule.pace import Pace
 from llamaspec.schedule.prices import Prices
 from llamaspec.verify import known, probe
 from llamaspec.verify.probe import Exactness
+
+_USUAL = 7
+"""Proposals of a block, where there is no draft to say it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Measured:
     def exactness(self) -> Exactness:
         """Probe passes of every width in use against single rows."""
         options, context = self.options, self.context
-        widest = (self.drafter.proposals if self.drafter else LookupDrafter().proposals) + 1
+        widest = (self.drafter.proposals if self.drafter else _USUAL) + 1
         widths = {*range(2, widest + 1)}
         if options.sequences > 1:
             widths |= {options.sequences, options.sequences * widest}
@@ -55,14 +58,15 @@ class Measured:
         if drafter is None or self.options.head == "python":
             return None
         curve = self._curve(drafter) if given is None else CostCurve.load(Path(given))
-        width = drafter.proposals
-        prices = Prices(curve, rows=width + 1, width=width, pinned=given is not None)
+        width = _block(drafter).proposals
+        prices = Prices(curve, rows=drafter.proposals + 1, width=width, pinned=given is not None)
         return Pace(prices, Calibration(width))
 
     def _curve(self, drafter: Drafter) -> CostCurve:
         side, files = None, [_identity(self.target_file)]
-        if isinstance(drafter, BlockDrafter):
-            side = DraftSide(drafter.context, drafter.layout)
+        block = _block(drafter)
+        if isinstance(block, BlockDrafter):
+            side = DraftSide(block.context, block.layout)
         if self.draft_file is not None:
             files.append(_identity(self.draft_file))
         settings = tuple(self._settings())
@@ -94,6 +98,11 @@ class Measured:
         if context.recurrent:
             settings["snapshots"] = context.snapshots
         return [(name, str(value)) for name, value in settings.items()]
+
+
+def _block(drafter: Drafter) -> Drafter:
+    """The drafter whose proposals cost passes, if there is one."""
+    return drafter.block if isinstance(drafter, BothDrafters) else drafter
 
 
 def _identity(file: FileDescription) -> str:

@@ -111,6 +111,8 @@ class LoadOptions:
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
     exact: what plain decoding gives, token for token, at whatever cost.
+    lookup: beside a block draft, look the end of the text up in what came before; a long match wins
+    the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
     takes two seconds at most and is remembered.
     """
@@ -128,6 +130,7 @@ class LoadOptions:
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
     exact: bool = False
+    lookup: bool = False
     cost_curve: str | None = None
 
     def __post_init__(self) -> None:
@@ -154,6 +157,7 @@ class LoadOptions:
         ):
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
+        _truth("lookup", self.lookup)
         if self.exact and self.sequences > 1:
             raise OptionError(
                 f"exact is for one sequence at a time and sequences is {self.sequences}: several "

@@ -369,6 +369,7 @@ class Settings(TypedDict, total=False):
     device_draft: str | None
     split_mode: SplitMode
     exact: bool
+    lookup: bool
     cost_curve: str | None
 
 
@@ -389,7 +390,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
-            exact, cost_curve.
+            exact, lookup, cost_curve.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

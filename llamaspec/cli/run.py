@@ -65,6 +65,12 @@ def run(
     draft_max: Annotated[
         str, typer.Option("--draft-max", help="Most proposals a round, or auto: as many as pay.")
     ] = _AUTO,
+    lookup: Annotated[
+        bool,
+        typer.Option(
+            "--lookup", help="Beside the draft, look up what followed in the text before."
+        ),
+    ] = False,
     cost_curve: Annotated[
         str | None,
         typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
@@ -170,6 +176,7 @@ def run(
             device_draft=device_draft,
             split_mode=split_mode,  # type: ignore[arg-type]
             exact=exact,
+            lookup=lookup,
             cost_curve=cost_curve,
         )
         generate = GenerateOptions(

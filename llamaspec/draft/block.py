@@ -99,7 +99,9 @@ class BlockDrafter:
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         while self._pending:
             self._retry()
-        wanted = [a for a in anchors if a.limit > 0 and self._known[a.seq] == a.position]
+        wanted = [
+            a for a in anchors if a.limit > 0 and not a.parked and self._known[a.seq] == a.position
+        ]
         if not wanted:
             return [NOTHING] * len(anchors)
         proposals = self._decode(wanted)

@@ -21,7 +21,8 @@ class Anchor(NamedTuple):
     """A request for a proposal: sequence slot, last committed token, its position, ids that the
     block has room for (its width, which a block draft's ids depend on), and most ids wanted.
     text: prompt and output so far, the anchor last; borrowed, not to be changed.
-    dice: to draw the ids from the draft's distribution; None takes the likeliest.
+    dice: to draw the ids from the draft's distribution; None takes the likeliest. parked: a
+    proposal is welcome if no pass has to be computed for it.
     """
 
     seq: int
@@ -31,6 +32,7 @@ class Anchor(NamedTuple):
     limit: int
     text: Sequence[int] = ()
     dice: Dice | None = None
+    parked: bool = False
 
 
 class Proposal(NamedTuple):
@@ -38,19 +40,21 @@ class Proposal(NamedTuple):
 
     odds [L, target vocabulary]: where the ids were drawn, the distribution that each was drawn
     from, given the anchor and the ids before it; None where nothing was left to chance.
-    offered: how many ids there were before the proposal was cut, 0 where it was not.
+    offered: how many ids there were before the proposal was cut, 0 where it was not. cheap: no pass
+    was computed for it.
     """
 
     ids: tuple[int, ...] = ()
     confidence: tuple[float, ...] | None = None
     odds: FloatArray | None = None
     offered: int = 0
+    cheap: bool = False
 
     def first(self, width: int) -> "Proposal":
         """The same with its first `width` ids at most; `offered` says how many there were."""
         confidence = None if self.confidence is None else self.confidence[:width]
         odds = None if self.odds is None else self.odds[:width]
-        return Proposal(self.ids[:width], confidence, odds, len(self.ids))
+        return Proposal(self.ids[:width], confidence, odds, len(self.ids), self.cheap)
 
 
 NOTHING = Proposal()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamaspec.draft.drafter import NOTHING, Anchor, Drafter, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.sequence import Request, Sequence
@@ -298,11 +298,7 @@ class Engine:
         if self._drafter is None:
             return [NOTHING] * len(active)
         pacing, alone = self.pacing, len(active) == 1
-        limits = [pacing.limit(s, alone=alone) for s in active]
-        anchors = [
-            Anchor(s.slot, s.anchor, s.n_past, s.request.draft_max, limit, s.text, s.dice)
-            for s, limit in zip(active, limits, strict=True)
-        ]
+        anchors = [s.place(parked=pacing.parked(s, alone=alone)) for s in active]
         try:
             offers = self._drafter.propose(anchors)
             pairs = zip(active, offers, strict=True)

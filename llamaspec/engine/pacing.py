@@ -23,22 +23,25 @@ class Pacing:
         if self.pace is not None and sequence.gait is not None:
             self.pace.end(sequence.gait)
 
-    def limit(self, sequence: Sequence, *, alone: bool) -> int:
-        """The most ids to propose now, 0 where drafting does not pay; asked once a round.
+    def parked(self, sequence: Sequence, *, alone: bool) -> bool:
+        """Whether to draft for nothing only, since drafting does not pay; asked once a round.
 
         alone: the pass is this sequence's only; prices are those of such passes.
         """
-        limit = sequence.draft_limit
-        if self.pace is None or sequence.gait is None or not alone or limit == 0:
-            return limit
-        return limit if self.pace.drafts(sequence.gait) else 0
+        if self.pace is None or sequence.gait is None or not alone or sequence.draft_limit == 0:
+            return False
+        return not self.pace.drafts(sequence.gait)
 
     def cut(self, sequence: Sequence, proposal: Proposal, *, alone: bool) -> Proposal:
         """What of a proposal is worth verifying."""
         if self.pace is None or sequence.gait is None or not alone or not proposal.ids:
             return proposal
         offer = Offer(
-            proposal.confidence, len(proposal.ids), sequence.n_past, proposal.odds is not None
+            confidence=proposal.confidence,
+            limit=len(proposal.ids),
+            depth=sequence.n_past,
+            sampled=proposal.odds is not None,
+            cheap=proposal.cheap,
         )
         return proposal.first(self.pace.width(sequence.gait, offer))
 
@@ -49,8 +52,9 @@ class Pacing:
         if self.pace is None or sequence.gait is None or sequence.finish_reason is not None:
             return
         verified, committed = len(proposal.ids), len(found.tokens)
-        self.pace.calibration.learn(proposal.confidence, found.accepted, verified)
-        depth, drafted = sequence.n_past - committed, proposal.offered > 0
+        calibration = self.pace.calibration_of(cheap=proposal.cheap)
+        calibration.learn(proposal.confidence, found.accepted, verified)
+        depth, drafted = sequence.n_past - committed, proposal.offered > 0 and not proposal.cheap
         self.pace.learn(committed, verified, drafted=drafted, depth=depth)
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:

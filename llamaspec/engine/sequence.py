@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from llamaspec.draft.drafter import Dice, Proposal
+from llamaspec.draft.drafter import Anchor, Dice, Proposal
 from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
 from llamaspec.errors import SamplingError
@@ -97,6 +97,19 @@ class Sequence:
     def dice(self) -> Dice | None:
         """What the draft samples with, None for its likeliest tokens."""
         return None if self.request.chances is None else self.request.chances.dice
+
+    def place(self, *, parked: bool) -> Anchor:
+        """Where the draft is to go on."""
+        return Anchor(
+            seq=self.slot,
+            token=self.anchor,
+            position=self.n_past,
+            width=self.request.draft_max,
+            limit=self.draft_limit,
+            text=self.text,
+            dice=self.dice,
+            parked=parked,
+        )
 
     def draws(self, start: int, proposal: Proposal) -> Iterator[int]:
         """The target's tokens after the anchor, from the output rows from `start` on, up to where

@@ -15,6 +15,7 @@ from llamaspec.schedule.prices import Prices
 _FORGET = 0.1
 _SMOOTH = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
+_CURIOSITY = 32
 
 
 @dataclass
@@ -34,13 +35,14 @@ class Gait:
 class Offer:
     """A drafted block. limit: how many of its proposals can be verified. depth: positions in the
     KV cache. sampled: its ids are draws, so that how many are verified must not depend on what was
-    drawn later.
+    drawn later. cheap: no pass was computed for it.
     """
 
     confidence: Sequence[float] | None
     limit: int
     depth: int
     sampled: bool = False
+    cheap: bool = False
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Pace:
     prices: Prices
     calibration: Calibration
     rate: float = 0.0
+    lookup: Calibration = field(default_factory=lambda: Calibration(0))
+    _declined: int = field(default=0, repr=False)
     _tokens: float = field(default=1.0, repr=False)
     _seconds: float = field(default=0.0, repr=False)
     _last: Gait = field(default_factory=Gait, repr=False)
@@ -80,9 +84,12 @@ class Pace:
     def width(self, gait: Gait, offer: Offer) -> int:
         """How many proposals to verify of what was drafted for one text."""
         depth, limit = offer.depth, offer.limit
-        chances = self.calibration.probabilities(offer.confidence, limit)[:limit]
+        calibration = self.calibration_of(cheap=offer.cheap)
+        chances = calibration.probabilities(offer.confidence, limit)[:limit]
         worth = self._worth(chances, depth, stop=offer.sampled)
         best = max(range(len(worth)), key=worth.__getitem__)
+        if offer.cheap:
+            return best or self._curious(limit)
         net = worth[best] - self.rate * self.prices.draft(depth) - worth[0]
         gait.gain += _SMOOTH * (net - gait.gain)
         if gait.wait is None:
@@ -97,6 +104,15 @@ class Pace:
             best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
         gait.fresh = False
         return best
+
+    def calibration_of(self, *, cheap: bool) -> Calibration:
+        """Of block drafts, or of proposals that were looked up."""
+        return self.lookup if cheap else self.calibration
+
+    def _curious(self, limit: int) -> int:
+        # what is never verified would never show that it has become right
+        self._declined = (self._declined + 1) % _CURIOSITY
+        return 0 if self._declined else min(1, limit)
 
     def learn(self, committed: int, verified: int, *, drafted: bool, depth: int) -> None:
         """Take in what a round committed of so many verified proposals."""
