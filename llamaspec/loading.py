@@ -44,6 +44,7 @@ _CELL_BYTES = 48
 _CACHE_BYTES: dict[CacheType, float] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 # llama.cpp rounds context sizes up to this
 _PADDING = 256
+_FEW = 7
 
 
 @dataclass
@@ -107,16 +108,14 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         if isinstance(draft, Path):
             draft_model = Model.load(draft, place_draft)
         layout = _layout(draft_file, options) if draft_file else None
-        looks_up = draft == LOOKUP or (layout is not None and options.lookup)
-        proposals = max(
-            layout.proposals if layout else 0, LookupDrafter().proposals if looks_up else 0
-        )
+        looked = _lookup(model) if draft == LOOKUP or (layout and options.lookup) else None
+        proposals = max(each.proposals if each else 0 for each in (layout, looked))
         n_ctx = _context_length(model, options, proposals)
         context = _target_context(model, n_ctx, proposals, options)
-        drafter: Drafter | None = LookupDrafter() if draft == LOOKUP else None
+        drafter: Drafter | None = looked
         if draft_model is not None and draft_file is not None and layout is not None:
             drafter = _drafter(draft_model, draft_file, context, layout, options)
-            drafter = BothDrafters(drafter, LookupDrafter()) if looks_up else drafter
+            drafter = BothDrafters(drafter, looked) if looked else drafter
         pair = Pair(
             target_file,
             draft_file,
@@ -138,6 +137,11 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         model.close()
         raise
     return pair
+
+
+def _lookup(model: Model) -> LookupDrafter:
+    # a recurrent target keeps a state for every proposal
+    return LookupDrafter(_FEW) if model.recurrent else LookupDrafter()
 
 
 def _make_exact(pair: Pair) -> None:

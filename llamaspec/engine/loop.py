@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal
+from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.sequence import Request, Sequence
@@ -32,7 +33,7 @@ class Engine:
     new prompt is split into as well (exact mode). `pacing`: who chooses how much is drafted.
 
     A recurrent target goes back by one block at most, and only once a pass; where more has to go,
-    its positions are computed anew (`_rebuild`).
+    its positions are computed anew (`anew.py`).
     """
 
     prompt_end_twice = False
@@ -53,9 +54,9 @@ class Engine:
         self._drafter = drafter
         self._slots = Slots(slots)
         self._active: list[Sequence] = []
-        widest = drafter.proposals if drafter else 0
-        self._rows = widest + 1
-        self._batch = Batch.create(max(target.shape.n_batch, slots * self._rows))
+        rows = 1 + (drafter.proposals if drafter else 0)
+        self._batch = Batch.create(max(target.shape.n_batch, slots * rows))
+        self._anew = Anew(target, self._batch, rows)
         self._warned = False
 
     def admit(self, request: Request) -> Sequence:
@@ -159,47 +160,13 @@ class Engine:
         sequence.lost = not self._target.truncate(sequence.slot, sequence.n_past)
 
     def _rebuild(self, sequence: Sequence, length: int) -> None:
-        """Compute the first `length` positions of the text anew, in passes that round as those did
-        that computed them first; the drafter knows them already.
-        """
-        batch, slot, prompt = self._batch, sequence.slot, len(sequence.request.prompt)
-        sequence.lost = True
-        self._target.truncate(slot, 0)
-        self._target.publish(False)
-        start = 0
-        while start < length:
-            inside = start < prompt
-            step = self._target.shape.n_batch if inside else 1 if self.doubt else self._rows
-            end = min(start + step, length, prompt if inside else length)
-            output = NO_OUTPUT if inside else ALL_OUTPUT
-            batch.clear()
-            batch.add_tokens(sequence.text[start:end], start=start, seq=slot, output=output)
-            self._target.decode(batch)
-            start = end
-        sequence.lost = False
+        self._anew.rebuild(sequence, length, single=bool(self.doubt))
         self._publish()
 
     def _replay(self, sequence: Sequence) -> int:
-        """Decode again, one by one, the rows that blocks have put into the KV cache; return how
-        many.
-        """
-        # a round that failed half-way may have counted a row that is gone again
-        sequence.clean = min(sequence.clean, sequence.n_past)
-        batch, rows = self._batch, range(sequence.clean, sequence.n_past)
-        if rows:
-            if not self._target.truncate(sequence.slot, sequence.clean):
-                self._rebuild(sequence, sequence.clean)
-            # plain decoding publishes no features
-            self._target.publish(False)
-        for position in rows:
-            token = sequence.text[position]
-            batch.clear()
-            batch.add_tokens([token], start=position, seq=sequence.slot, output=ALL_OUTPUT)
-            self._target.decode(batch)
-            sequence.clean = position + 1
-        if rows:
-            self._publish()
-        return len(rows)
+        replayed = self._anew.replay(sequence)
+        self._publish()
+        return replayed
 
     def _settle(self, sequence: Sequence, found: Verification) -> Verification:
         """Withhold what is in doubt, to be decided by a row alone in the next round."""
