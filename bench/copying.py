@@ -16,6 +16,7 @@ from llamaspec import Completion, Session, load
 from llamaspec.options import LoadOptions
 
 OLD, NEW = "shelf", "rack"
+_UP_TO = f"No {NEW} carries more"
 SOURCE = '''"""A small stock room: boxes on shelves, found again by their labels."""
 
 from dataclasses import dataclass, field
@@ -90,9 +91,10 @@ class Room:
 
 def prompt() -> str:
     """The file, and the beginning of it with the name changed."""
-    start = SOURCE[: SOURCE.index("@dataclass\nclass Box")].replace(OLD, NEW)
-    title = f"# The same file, with {OLD} renamed to {NEW}:\n"
-    return f"# A file:\n{SOURCE}\n\n{title}{start}"
+    renamed = SOURCE.replace(OLD, NEW)
+    start = renamed[: renamed.index(_UP_TO) + len(_UP_TO)]
+    title = f"# stock_renamed.py: {OLD} is now called {NEW}\n"
+    return f"# stock.py\n{SOURCE}\n\n{title}{start}"
 
 
 def decode_rate(done: Completion) -> float:
