@@ -184,6 +184,7 @@ def distribution(
     draft: DraftOption = None,
     draws: Annotated[int, typer.Option("--draws", help="Texts a rule.")] = 200_000,
     threads: Annotated[int, typer.Option("-t", "--threads", help="0: physical cores.")] = 0,
+    only: Annotated[str | None, typer.Option("--rule", help="One rule: residual or block.")] = None,
 ) -> None:
     """Count the first tokens of many texts and compare with exact enumeration."""
     options = LoadOptions(threads=threads, sequences=SLOTS, context=256)
@@ -195,7 +196,7 @@ def distribution(
         assert pair.drafter is not None
         wrong = Misleading(pair.drafter, OPTIONS.temperature)
         failed = False
-        for rule in get_args(SampledRule):
+        for rule in [r for r in get_args(SampledRule) if only in (None, r)]:
             found = goodness(counted(prompted, pair.drafter, rule, draws), probabilities)
             failed |= found.p_value * 2 <= ALPHA
             typer.echo(described(rule, found, 2))
