@@ -118,7 +118,8 @@ def compare(
     """Generate with every seed, both ways; the prompts of PROMPTS in turn."""
     for seed in seeds:
         _, text = PROMPTS[seed % len(PROMPTS)]
-        fixed: GenerateSettings = {"seed": seed, "cache_prompt": False, "draft_max": session.draft_limit}
+        most = session.draft_limit
+        fixed: GenerateSettings = {"seed": seed, "cache_prompt": False, "draft_max": most}
         options: GenerateSettings = {"max_tokens": tokens, "logprobs": 3, **settings, **fixed}
         plainly: GenerateSettings = {**options, "draft_max": 0}
         messages = [{"role": "user", "content": text}]

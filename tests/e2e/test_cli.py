@@ -85,10 +85,11 @@ def test_help_names_every_command_and_option() -> None:
         assert command in overview
     usage = llamaspec("run", "--help").stdout
     options = "-m --model -d --draft -n --max-tokens --draft-max --plain --compare --json --stop"
-    more = "--accept --cost-curve --explain --prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
+    more = "--prompt-ids --temp --seed -ngl -ngld -c -t --head --chat --raw --exact"
+    pace = "--accept --cost-curve --explain"
     filters = "--top-k --top-p --min-p --typical --logit-bias --grammar --json-schema --logprobs"
     penalties = "--repeat-penalty --presence-penalty --frequency-penalty --repeat-last-n"
-    for option in f"{options} {more} {filters} {penalties} --dry-multiplier".split():
+    for option in f"{options} {more} {pace} {filters} {penalties} --dry-multiplier".split():
         assert option in usage
     assert "130" in usage
 
