@@ -194,7 +194,8 @@ class Engine:
             if self._learns and request.draft_max > 0:
                 # what a request without the draft has not taught it comes from the target again
                 kept = self._whole(known, held)
-        if not self._target.can_truncate(slot, kept):
+        # somebody else may have used the context meanwhile
+        if not self._target.can_truncate(slot, kept) or self._target.length(slot) < kept:
             kept = 0
         if self._drafter is not None:
             self._drafter.keep(slot, kept)

@@ -1,8 +1,10 @@
 """Choosing widths: against simulated drafts of every quality, on staircases of every shape."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -72,13 +74,18 @@ def run(chooser: Pace, draft: Draft, *, tokens: int, seed: int = 0) -> tuple[flo
     return done / seconds, widths
 
 
-def fixed(stairs: Sequence[float], price: float, draft: Draft, width: int) -> float:
-    dice, seconds, done = random.Random(1), 0.0, 0
-    for _ in range(3000):
-        accepted = min(draft.block(dice)[1], width)
-        seconds += stairs[width] + (price if width else 0)
-        done += accepted + 1
-    return done / seconds
+@cache
+def would_accept(quality: float) -> list[int]:
+    """Of 3000 blocks, how many proposals the target would accept."""
+    dice, draft = random.Random(1), Draft(quality, heat=2.0)
+    return [draft.block(dice)[1] for _ in range(3000)]
+
+
+def fixed(stairs: Sequence[float], price: float, quality: float, width: int) -> float:
+    """Tokens a second of a width that never changes."""
+    blocks = would_accept(quality)
+    tokens = sum(min(accepted, width) + 1 for accepted in blocks)
+    return tokens / (len(blocks) * (stairs[width] + (price if width else 0)))
 
 
 @pytest.mark.parametrize("confident", [True, False])
@@ -89,7 +96,7 @@ def test_no_fixed_width_is_better_and_plain_decoding_is_not(
 ) -> None:
     draft, price = Draft(quality, heat=2.0, confident=confident), 0.3
     found, _ = run(pace(stairs, price), draft, tokens=6000)
-    best = max(fixed(stairs, price, draft, width) for width in range(WIDTH + 1))
+    best = max(fixed(stairs, price, quality, width) for width in range(WIDTH + 1))
     assert found > 0.95 * best
     assert found > 0.98 / stairs[0]
 
@@ -129,7 +136,7 @@ def test_calibration_learns_how_sure_confidences_are(heat: float) -> None:
 def test_sampled_proposals_are_cut_without_looking_at_what_the_cut_admits() -> None:
     seen, rises = set(), 0
     dice = random.Random(0)
-    for _ in range(2000):
+    for _ in range(700):
         chooser = pace(dice.choice(list(STAIRS.values())), 0.2)
         start = [dice.random() for _ in range(WIDTH)]
         at = dice.randrange(WIDTH)
@@ -169,3 +176,13 @@ def test_one_pass_that_was_held_up_hardly_moves_a_price() -> None:
     before = prices.verify(1, 0)
     prices.observe(1, 0, 1000.0)
     assert prices.verify(1, 0) < 1.02 * before
+
+
+def test_confidences_that_are_not_numbers_are_the_least_there_are() -> None:
+    calibration = Calibration(WIDTH)
+    (broken, least) = calibration.probabilities((math.nan, 0.0), 2)
+    assert broken == least < 0.01
+    for accepted in (0, 1):
+        calibration.learn((math.nan, 0.9), accepted, 2)
+    assert math.isfinite(calibration.offset)
+    assert calibration.slope > 0.5
