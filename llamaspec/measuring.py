@@ -8,6 +8,7 @@ from pathlib import Path
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.draft.both import BothDrafters
 from llamaspec.draft.drafter import Drafter
+from llamaspec.errors import OptionError
 from llamaspec.ffi import build_info
 from llamaspec.options import LoadOptions
 from llamaspec.runtime import backend
@@ -58,6 +59,11 @@ class Measured:
         if drafter is None or self.options.head == "python":
             return None
         curve = self._curve(drafter) if given is None else CostCurve.load(Path(given))
+        if given is not None and curve.draft is None and self.draft_file is not None:
+            raise OptionError(
+                f"{given} has no seconds of a draft and {self.draft_file.path.name} is one; measure "
+                "the pair with llamaspec bench cost -m ... -d ..."
+            )
         width = _block(drafter).proposals
         prices = Prices(curve, rows=drafter.proposals + 1, width=width, pinned=given is not None)
         return Pace(prices, Calibration(width))

@@ -295,6 +295,16 @@ def test_a_file_that_is_no_curve_is_one_line(tmp_path: Path, name: str) -> None:
     assert said in line
 
 
+def test_a_curve_of_a_target_alone_is_refused_for_a_pair(tmp_path: Path) -> None:
+    path = tmp_path / "target.json"
+    verify = {"depths": [0], "sizes": [1, 8], "seconds": [[0.001, 0.002]]}
+    path.write_text(json.dumps({"format": FORMAT, "verify": verify}))
+    with pytest.raises(OptionError, match=r"no seconds of a draft and draft\.gguf is one"):
+        load(threads=1, context=256, cost_curve=str(path))
+    with load(demo.target_path(), "lookup", threads=1, cost_curve=str(path)) as session:
+        assert session.pace is not None
+
+
 @pytest.mark.parametrize("value", ["", 7, "a\0b"])
 def test_a_curve_that_is_no_path_is_refused(value: object) -> None:
     with pytest.raises(OptionError, match="it must be the path of a file"):
