@@ -61,8 +61,8 @@ class Measured:
         curve = self._curve(drafter) if given is None else CostCurve.load(Path(given))
         if given is not None and curve.draft is None and self.draft_file is not None:
             raise OptionError(
-                f"{given} has no seconds of a draft and {self.draft_file.path.name} is one; measure "
-                "the pair with llamaspec bench cost -m ... -d ..."
+                f"{given} has no seconds of a draft and {self.draft_file.path.name} is one; "
+                "measure the pair with llamaspec bench cost -m ... -d ..."
             )
         width = _block(drafter).proposals
         prices = Prices(curve, rows=drafter.proposals + 1, width=width, pinned=given is not None)
