@@ -10,9 +10,13 @@ import numpy as np
 from llamaspec.draft.chance import roll, spread, tempered
 from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal
 from llamaspec.draft.heads import DraftHead
+from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
+
+MOST_WAITING = 64
+"""Rows of committed positions that wait for the next proposal; more are injected at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,9 @@ class BlockLayout:
 class BlockDrafter:
     """A draft context, its layout and, where the head runs in Python, that head.
 
-    The K/V of committed positions comes from injected target features; a block's own K/V is dropped
-    at once.
+    The K/V of committed positions comes from injected target features, a block's own K/V is dropped
+    at once. Features of a few rows wait until a proposal of their sequence needs them, so that a
+    sequence that is not drafted for costs nothing.
     """
 
     reads_features = True
@@ -54,8 +59,10 @@ class BlockDrafter:
         self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
-        self._pending: list[Features] = []
-        self._known = [0] * shape.n_seq
+        self._waiting = Waiting()
+        # positions that the cache holds, and the sequences where a failure may have left more
+        self._learnt = [0] * shape.n_seq
+        self._unsure: set[int] = set()
         self._drawn: _Drawn | None = None
 
     @property
@@ -75,33 +82,38 @@ class BlockDrafter:
         return self._context.seconds + self._own_seconds
 
     def keep(self, seq: int, length: int) -> int:
-        self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
-        self._known[seq] = min(self._known[seq], length)
+        self._waiting.drop(seq, length)
+        self._learnt[seq] = min(self._learnt[seq], length)
         if not self._context.closed:
             # also what an injection that failed may have left beyond
-            self._context.truncate(seq, self._known[seq])
-        return self._known[seq]
+            self._context.truncate(seq, self._learnt[seq])
+        return self.known(seq)
+
+    def known(self, seq: int) -> int:
+        """How many positions of a sequence the draft has features of, in its cache or waiting."""
+        return max(self._learnt[seq], self._waiting.end(seq) or 0)
 
     def commit(self, features: Features) -> None:
-        step = self._inject.capacity
-        parts = [features] if len(features.seq) <= step else list(features.parts(step))
+        if len(features.seq) + len(self._waiting) <= MOST_WAITING:
+            self._waiting.add(features)
+            return
+        parts = list(features.parts(self._inject.capacity))
         try:
-            while self._pending:
-                self._retry()
+            self._learn_waiting(self._waiting.every())
             while parts:
                 self._learn(parts[0])
                 parts.pop(0)
         except BaseException:
-            # what cannot be injected stays pending, to be made good in a later round
-            self._pending += [part.copy() for part in parts]
+            # what cannot be injected waits, to be made good in a later round
+            for part in parts:
+                self._waiting.add(part)
             raise
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
-        while self._pending:
-            self._retry()
-        wanted = [a for a in anchors if a.limit > 0 and self._known[a.seq] == a.position]
+        wanted = [a for a in anchors if a.limit > 0 and self.known(a.seq) == a.position]
         if not wanted:
             return [NOTHING] * len(anchors)
+        self._learn_waiting({a.seq for a in wanted})
         proposals = self._decode(wanted)
         if len(wanted) == len(anchors):
             return proposals
@@ -191,19 +203,28 @@ class BlockDrafter:
         self._own_seconds += perf_counter() - started
         return proposals
 
-    def _retry(self) -> None:
-        features = self._pending[0]
-        for seq in set(features.seq):
-            # the failed attempt may have reached the cache
-            self._context.truncate(seq, self._known[seq])
-        self._learn(features)
-        self._pending.pop(0)
+    def _learn_waiting(self, seqs: set[int]) -> None:
+        if not self._waiting:
+            return
+        for seq in seqs:
+            # an interruption may have left rows here that the cache holds already
+            self._waiting.drop(seq, end=self._learnt[seq])
+        features = self._waiting.of(seqs)
+        for part in features.parts(self._inject.capacity) if features else ():
+            self._learn(part)
+            for seq in set(part.seq):
+                self._waiting.drop(seq, end=self._learnt[seq])
 
     def _learn(self, features: Features) -> None:
+        seqs = set(features.seq)
+        for seq in seqs & self._unsure:
+            self._context.truncate(seq, self._learnt[seq])
         self._inject.set_embeddings(features.rows, features.position, features.seq)
+        self._unsure |= seqs
         self._context.decode(self._inject)
         for seq, position in zip(features.seq, features.position, strict=True):
-            self._known[seq] = position + 1
+            self._learnt[seq] = position + 1
+        self._unsure -= seqs
 
 
 @dataclass(frozen=True)
