@@ -56,7 +56,10 @@ class BlockDrafter:
         self._layout = layout
         self._head = head
         self._own_seconds = 0.0
-        self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
+        block = layout.proposals + layout.first
+        # with what waits of a full block
+        self._blocks = Batch.create(min(shape.n_seq * (2 * block + 1), shape.n_batch))
+        self._takes_context = context.takes_context
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
         self._waiting = Waiting()
@@ -113,16 +116,21 @@ class BlockDrafter:
         wanted = [a for a in anchors if a.limit > 0 and self.known(a.seq) == a.position]
         if not wanted:
             return [NOTHING] * len(anchors)
-        self._learn_waiting({a.seq for a in wanted})
-        proposals = self._decode(wanted)
+        along = self._along({a.seq for a in wanted}, rows=self._rows(wanted))
+        proposals = self._decode(wanted, along)
+        if along is not None:
+            self._learned(along)
         if len(wanted) == len(anchors):
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _decode(self, anchors: list[Anchor]) -> list[Proposal]:
+    def _decode(self, anchors: list[Anchor], along: Features | None) -> list[Proposal]:
         batch, layout = self._blocks, self._layout
         batch.clear()
+        if along is not None:
+            self._begin(along)
+            batch.set_context(along.rows, along.position, along.seq)
         # nothing but the lattice is read of a selector's rows
         output = NO_OUTPUT if layout.candidates else ALL_OUTPUT
         spans = []
@@ -130,6 +138,7 @@ class BlockDrafter:
             masks = self._masks[: min(anchor.width, layout.proposals) + layout.first - 1]
             block = [anchor.token, *masks]
             row = batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=output)
+            row -= batch.context
             first = row + layout.first
             spans.append((first, min(first + anchor.limit, row + len(block))))
         if self._head is not None:
@@ -139,7 +148,7 @@ class BlockDrafter:
             return [Proposal(tuple(ids[start:end])) for start, end in spans]
         if any(anchor.dice for anchor in anchors):
             return self._decode_drawn(anchors, spans)
-        ids, scores = self._context.decode_block(batch, batch.size, confidence=layout.confidence)
+        ids, scores = self._context.decode_block(batch, batch.outputs, confidence=layout.confidence)
         return [
             Proposal(tuple(ids[start:end]), None if scores is None else tuple(scores[start:end]))
             for start, end in spans
@@ -147,9 +156,9 @@ class BlockDrafter:
 
     def _decode_drawn(self, anchors: list[Anchor], spans: list[tuple[int, int]]) -> list[Proposal]:
         batch, layout, context = self._blocks, self._layout, self._context
-        total, vocabulary = batch.size, context.model.vocab.size
+        total, vocabulary = batch.outputs, context.model.vocab.size
         if self._drawn is None:
-            self._drawn = _Drawn.create(batch.capacity, vocabulary, layout)
+            self._drawn = _Drawn.create(context.shape.n_outputs, vocabulary, layout)
         started = perf_counter()
         drawn = self._drawn
         pairs = zip(anchors, spans, strict=True)
@@ -185,7 +194,7 @@ class BlockDrafter:
         self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
     ) -> list[Proposal]:
         started = perf_counter()
-        total = self._blocks.size
+        total = self._blocks.outputs
         base = self._context.logits_view(total)[:, : self._layout.vocabulary]
         hidden = self._context.hidden_view(total)
         proposals = []
@@ -204,27 +213,53 @@ class BlockDrafter:
         return proposals
 
     def _learn_waiting(self, seqs: set[int]) -> None:
+        features = self._waiting_of(seqs)
+        for part in features.parts(self._inject.capacity) if features else ():
+            self._learn(part)
+
+    def _waiting_of(self, seqs: set[int]) -> Features | None:
         if not self._waiting:
-            return
+            return None
         for seq in seqs:
             # an interruption may have left rows here that the cache holds already
             self._waiting.drop(seq, end=self._learnt[seq])
-        features = self._waiting.of(seqs)
-        for part in features.parts(self._inject.capacity) if features else ():
+        return self._waiting.of(seqs)
+
+    def _along(self, seqs: set[int], rows: int) -> Features | None:
+        """What waits of sequences, where a block of so many rows can take it along; what it cannot
+        is learnt now.
+        """
+        features = self._waiting_of(seqs)
+        if features is None:
+            return None
+        if self._takes_context and len(features.seq) + rows <= self._blocks.capacity:
+            return features
+        for part in features.parts(self._inject.capacity):
             self._learn(part)
-            for seq in set(part.seq):
-                self._waiting.drop(seq, end=self._learnt[seq])
+        return None
+
+    def _rows(self, anchors: list[Anchor]) -> int:
+        layout = self._layout
+        return sum(min(a.width, layout.proposals) + layout.first for a in anchors)
 
     def _learn(self, features: Features) -> None:
+        self._begin(features)
+        self._inject.set_embeddings(features.rows, features.position, features.seq)
+        self._context.decode(self._inject)
+        self._learned(features)
+
+    def _begin(self, features: Features) -> None:
         seqs = set(features.seq)
         for seq in seqs & self._unsure:
             self._context.truncate(seq, self._learnt[seq])
-        self._inject.set_embeddings(features.rows, features.position, features.seq)
         self._unsure |= seqs
-        self._context.decode(self._inject)
+
+    def _learned(self, features: Features) -> None:
         for seq, position in zip(features.seq, features.position, strict=True):
             self._learnt[seq] = position + 1
-        self._unsure -= seqs
+        for seq in set(features.seq):
+            self._unsure.discard(seq)
+            self._waiting.drop(seq, end=self._learnt[seq])
 
 
 @dataclass(frozen=True)
