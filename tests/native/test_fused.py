@@ -13,8 +13,10 @@ from llamaspec.errors import DecodeError
 from llamaspec.ffi import lib
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
+from tests.checkpoints import write
+from tests.converted import give_tables
 from tests.native.test_ragged import DRAFTS
-from tests.native.test_ragged import pairs as pairs  # noqa: PLC0414
+from tests.native.test_ragged import pairs as pairs
 from tests.native.test_sampled_drafts import LENGTHS, drafter
 from tests.native_rig import Rig, rig
 
@@ -24,6 +26,13 @@ ROUNDS = 6
 TOLERANCE = 1e-4
 ALONE = {"dflash2", "deepseek4"}
 """Drafts that take no features along."""
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mrope": ("zlab", {"mrope": True}),
+    "windows-mixed": ("zlab", {"sliding": True}),
+    "sinks": ("zlab", {"sinks": True}),
+    "specforge-mrope": ("specforge", {"mrope": True}),
+}
+"""Positions of four parts; layers with a window beside others; attention sinks."""
 TEMPERATURES = [None, 0.7, 1.0, None, 0.3, 1.5]
 
 Pairs = dict[str, tuple[Path, Path]]
@@ -35,9 +44,19 @@ class One(NamedTuple):
     path: Path
 
 
-@pytest.fixture(scope="module", params=DRAFTS)
-def one(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[One]:
-    draft, target = pairs[request.param]
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    found = {}
+    for name, (packaging, variation) in MORE.items():
+        folder = tmp_path_factory.mktemp(name)
+        ready = give_tables(write(packaging, folder / "pair", **variation), folder)
+        found[name] = ready.convert("draft.gguf"), ready.target
+    return found
+
+
+@pytest.fixture(scope="module", params=[*DRAFTS, *MORE])
+def one(request: pytest.FixtureRequest, pairs: Pairs, more: Pairs) -> Iterator[One]:
+    draft, target = (pairs | more)[request.param]
     with rig(draft, target, [0] * len(LENGTHS)) as of:
         yield One(request.param, of, draft)
 
@@ -56,7 +75,8 @@ def text(made: BlockDrafter, of: Rig, *, drawn: bool = False) -> list[Proposal]:
     dice = [Dice(t, np.random.default_rng(i)) if t else None for i, t in enumerate(TEMPERATURES)]
     found = []
     for turn in range(ROUNDS):
-        seqs, positions = [], []
+        seqs: list[int] = []
+        positions: list[int] = []
         for seq in range(len(lengths)):
             count = (seq + turn) % 4
             seqs += [seq] * count
@@ -65,11 +85,11 @@ def text(made: BlockDrafter, of: Rig, *, drawn: bool = False) -> list[Proposal]:
         rows = random.normal(scale=3, size=(len(seqs), of.draft.feature_width))
         made.commit(Features(rows.astype(np.float32), seqs, positions))
         asked = [seq for seq in (3, 0, 4, 1, 2) if (seq + turn) % 3]
-        anchors = [
-            Anchor(seq, 20 + seq + turn, lengths[seq], width, width, (), dice[seq] if drawn else None)
-            for seq in asked
-            for width in [1 + (seq + turn) % of.draft.proposals]
-        ]
+        anchors = []
+        for seq in asked:
+            width = 1 + (seq + turn) % of.draft.proposals
+            anchor = Anchor(seq, 20 + seq + turn, lengths[seq], width, width)
+            anchors.append(anchor._replace(dice=dice[seq] if drawn else None))
         found += made.propose(anchors)
         for seq in asked:
             # the block's rows are gone and all rows before it there
@@ -95,7 +115,7 @@ def same(found: list[Proposal], expected: list[Proposal]) -> None:
             assert f.confidence == pytest.approx(e.confidence, abs=TOLERANCE)
         assert (f.odds is None) == (e.odds is None)
         if f.odds is not None:
-            np.testing.assert_allclose(f.odds, e.odds, atol=TOLERANCE)
+            assert f.odds == pytest.approx(e.odds, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("python", [False, True])
@@ -234,7 +254,7 @@ def test_shapes_that_take_turns_use_their_graphs_again(vanilla: One) -> None:
 
     def reused(kept: int) -> int:
         lib.ls_keep_graphs(context.ptr, kept, 16)
-        before = lib.ls_graphs_reused(context.ptr)
+        before = int(lib.ls_graphs_reused(context.ptr))
         for _ in range(turns):
             for count in (1, 2, 3):
                 turn(count)
