@@ -220,9 +220,9 @@ class BlockDrafter:
     def _waiting_of(self, seqs: set[int]) -> Features | None:
         if not self._waiting:
             return None
-        for seq in seqs:
+        if seqs & self._unsure:
             # an interruption may have left rows here that the cache holds already
-            self._waiting.drop(seq, end=self._learnt[seq])
+            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
         return self._waiting.of(seqs)
 
     def _along(self, seqs: set[int], rows: int) -> Features | None:
@@ -257,9 +257,10 @@ class BlockDrafter:
     def _learned(self, features: Features) -> None:
         for seq, position in zip(features.seq, features.position, strict=True):
             self._learnt[seq] = position + 1
-        for seq in set(features.seq):
-            self._unsure.discard(seq)
-            self._waiting.drop(seq, end=self._learnt[seq])
+        seqs = set(features.seq)
+        if self._waiting:
+            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
+        self._unsure -= seqs
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Features that a draft has been given and not yet computed on."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -47,11 +47,14 @@ class Waiting:
         """The sequences that have rows here."""
         return {seq for part in self._parts for seq in part.seq}
 
-    def drop(self, seq: int, start: int = 0, end: int | None = None) -> None:
-        """Forget the rows of a sequence at positions from `start` to below `end`."""
+    def drop(self, seq: int, start: int = 0) -> None:
+        """Forget the rows of a sequence from position `start` on."""
+        self._keep(lambda slot, position: slot != seq or position < start)
 
-        def stays(slot: int, position: int) -> bool:
-            return slot != seq or position < start or (end is not None and position >= end)
+    def drop_below(self, ends: Mapping[int, int]) -> None:
+        """Forget the rows of sequences at positions below their ends."""
+        self._keep(lambda seq, position: position >= ends.get(seq, 0))
 
+    def _keep(self, stays: Callable[[int, int], bool]) -> None:
         parts = [part.where(stays) for part in self._parts]
         self._parts = [part for part in parts if part.seq]

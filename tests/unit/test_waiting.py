@@ -49,7 +49,7 @@ def test_rows_are_dropped_by_position() -> None:
     waiting.add(features((0, 4), (1, 4)))
     waiting.drop(0, 4)
     assert held(waiting, 0) == [(0, 3)]
-    waiting.drop(1, end=4)
+    waiting.drop_below({1: 4})
     assert held(waiting, 1) == [(1, 4)]
     waiting.drop(0)
     assert waiting.every() == {1}
