@@ -10,9 +10,13 @@ import numpy as np
 from llamaspec.draft.chance import roll, spread, tempered
 from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal
 from llamaspec.draft.heads import DraftHead
+from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
+
+MOST_WAITING = 64
+"""Rows of committed positions that wait for the next proposal; more are injected at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,9 @@ class BlockLayout:
 class BlockDrafter:
     """A draft context, its layout and, where the head runs in Python, that head.
 
-    The K/V of committed positions comes from injected target features; a block's own K/V is dropped
-    at once.
+    The K/V of committed positions comes from injected target features, a block's own K/V is dropped
+    at once. Features of a few rows wait until a proposal of their sequence needs them, so that a
+    sequence that is not drafted for costs nothing.
     """
 
     reads_features = True
@@ -51,11 +56,16 @@ class BlockDrafter:
         self._layout = layout
         self._head = head
         self._own_seconds = 0.0
-        self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
+        block = layout.proposals + layout.first
+        # with what waits of a full block
+        self._blocks = Batch.create(min(shape.n_seq * (2 * block + 1), shape.n_batch))
+        self._takes_context = context.takes_context
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
-        self._pending: list[Features] = []
-        self._known = [0] * shape.n_seq
+        self._waiting = Waiting()
+        # positions that the cache holds, and the sequences where a failure may have left more
+        self._learnt = [0] * shape.n_seq
+        self._unsure: set[int] = set()
         self._drawn: _Drawn | None = None
 
     @property
@@ -75,44 +85,54 @@ class BlockDrafter:
         return self._context.seconds + self._own_seconds
 
     def keep(self, seq: int, length: int) -> int:
-        self._pending = [f for f in (p.without(seq) for p in self._pending) if f.seq]
-        self._known[seq] = min(self._known[seq], length)
+        self._waiting.drop(seq, length)
+        self._learnt[seq] = min(self._learnt[seq], length)
         if not self._context.closed:
             # also what an injection that failed may have left beyond
-            self._context.truncate(seq, self._known[seq])
-        return self._known[seq]
+            self._context.truncate(seq, self._learnt[seq])
+        return self.known(seq)
+
+    def known(self, seq: int) -> int:
+        """How many positions of a sequence the draft has features of, in its cache or waiting."""
+        return max(self._learnt[seq], self._waiting.end(seq) or 0)
 
     def commit(self, features: Features) -> None:
-        step = self._inject.capacity
-        parts = [features] if len(features.seq) <= step else list(features.parts(step))
+        if len(features.seq) + len(self._waiting) <= MOST_WAITING:
+            self._waiting.add(features)
+            return
+        parts = list(features.parts(self._inject.capacity))
         try:
-            while self._pending:
-                self._retry()
+            self._learn_waiting(self._waiting.every())
             while parts:
                 self._learn(parts[0])
                 parts.pop(0)
         except BaseException:
-            # what cannot be injected stays pending, to be made good in a later round
-            self._pending += [part.copy() for part in parts]
+            # what cannot be injected waits, to be made good in a later round
+            for part in parts:
+                self._waiting.add(part)
             raise
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
-        while self._pending:
-            self._retry()
         wanted = [
-            a for a in anchors if a.limit > 0 and not a.parked and self._known[a.seq] == a.position
+            a for a in anchors if a.limit > 0 and not a.parked and self.known(a.seq) == a.position
         ]
         if not wanted:
             return [NOTHING] * len(anchors)
-        proposals = self._decode(wanted)
+        along = self._along({a.seq for a in wanted}, rows=self._rows(wanted))
+        proposals = self._decode(wanted, along)
+        if along is not None:
+            self._learned(along)
         if len(wanted) == len(anchors):
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _decode(self, anchors: list[Anchor]) -> list[Proposal]:
+    def _decode(self, anchors: list[Anchor], along: Features | None) -> list[Proposal]:
         batch, layout = self._blocks, self._layout
         batch.clear()
+        if along is not None:
+            self._begin(along)
+            batch.set_context(along.rows, along.position, along.seq)
         # nothing but the lattice is read of a selector's rows
         output = NO_OUTPUT if layout.candidates else ALL_OUTPUT
         spans = []
@@ -120,6 +140,7 @@ class BlockDrafter:
             masks = self._masks[: min(anchor.width, layout.proposals) + layout.first - 1]
             block = [anchor.token, *masks]
             row = batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=output)
+            row -= batch.context
             first = row + layout.first
             spans.append((first, min(first + anchor.limit, row + len(block))))
         if self._head is not None:
@@ -129,7 +150,7 @@ class BlockDrafter:
             return [Proposal(tuple(ids[start:end])) for start, end in spans]
         if any(anchor.dice for anchor in anchors):
             return self._decode_drawn(anchors, spans)
-        ids, scores = self._context.decode_block(batch, batch.size, confidence=layout.confidence)
+        ids, scores = self._context.decode_block(batch, batch.outputs, confidence=layout.confidence)
         return [
             Proposal(tuple(ids[start:end]), None if scores is None else tuple(scores[start:end]))
             for start, end in spans
@@ -137,9 +158,9 @@ class BlockDrafter:
 
     def _decode_drawn(self, anchors: list[Anchor], spans: list[tuple[int, int]]) -> list[Proposal]:
         batch, layout, context = self._blocks, self._layout, self._context
-        total, vocabulary = batch.size, context.model.vocab.size
+        total, vocabulary = batch.outputs, context.model.vocab.size
         if self._drawn is None:
-            self._drawn = _Drawn.create(batch.capacity, vocabulary, layout)
+            self._drawn = _Drawn.create(context.shape.n_outputs, vocabulary, layout)
         started = perf_counter()
         drawn = self._drawn
         pairs = zip(anchors, spans, strict=True)
@@ -175,7 +196,7 @@ class BlockDrafter:
         self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
     ) -> list[Proposal]:
         started = perf_counter()
-        total = self._blocks.size
+        total = self._blocks.outputs
         base = self._context.logits_view(total)[:, : self._layout.vocabulary]
         hidden = self._context.hidden_view(total)
         proposals = []
@@ -193,19 +214,55 @@ class BlockDrafter:
         self._own_seconds += perf_counter() - started
         return proposals
 
-    def _retry(self) -> None:
-        features = self._pending[0]
-        for seq in set(features.seq):
-            # the failed attempt may have reached the cache
-            self._context.truncate(seq, self._known[seq])
-        self._learn(features)
-        self._pending.pop(0)
+    def _learn_waiting(self, seqs: set[int]) -> None:
+        features = self._waiting_of(seqs)
+        for part in features.parts(self._inject.capacity) if features else ():
+            self._learn(part)
+
+    def _waiting_of(self, seqs: set[int]) -> Features | None:
+        if not self._waiting:
+            return None
+        if seqs & self._unsure:
+            # an interruption may have left rows here that the cache holds already
+            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
+        return self._waiting.of(seqs)
+
+    def _along(self, seqs: set[int], rows: int) -> Features | None:
+        """What waits of sequences, where a block of so many rows can take it along; what it cannot
+        is learnt now.
+        """
+        features = self._waiting_of(seqs)
+        if features is None:
+            return None
+        if self._takes_context and len(features.seq) + rows <= self._blocks.capacity:
+            return features
+        for part in features.parts(self._inject.capacity):
+            self._learn(part)
+        return None
+
+    def _rows(self, anchors: list[Anchor]) -> int:
+        layout = self._layout
+        return sum(min(a.width, layout.proposals) + layout.first for a in anchors)
 
     def _learn(self, features: Features) -> None:
+        self._begin(features)
         self._inject.set_embeddings(features.rows, features.position, features.seq)
         self._context.decode(self._inject)
+        self._learned(features)
+
+    def _begin(self, features: Features) -> None:
+        seqs = set(features.seq)
+        for seq in seqs & self._unsure:
+            self._context.truncate(seq, self._learnt[seq])
+        self._unsure |= seqs
+
+    def _learned(self, features: Features) -> None:
         for seq, position in zip(features.seq, features.position, strict=True):
-            self._known[seq] = position + 1
+            self._learnt[seq] = position + 1
+        seqs = set(features.seq)
+        if self._waiting:
+            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
+        self._unsure -= seqs
 
 
 @dataclass(frozen=True)

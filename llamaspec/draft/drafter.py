@@ -1,6 +1,6 @@
 """The seam between the loop and whatever proposes tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -76,9 +76,16 @@ class Features(NamedTuple):
             part = slice(start, start + size)
             yield Features(self.rows[part], self.seq[part], self.position[part])
 
-    def without(self, seq: int) -> "Features":
-        """The same less the rows of a sequence."""
-        kept = [i for i, slot in enumerate(self.seq) if slot != seq]
+    def only(self, seqs: Collection[int]) -> "Features":
+        """The rows of the given sequences."""
+        return self.where(lambda seq, _: seq in seqs)
+
+    def where(self, wanted: Callable[[int, int], bool]) -> "Features":
+        """The rows whose sequence and position are wanted; the same object where all are."""
+        pairs = zip(self.seq, self.position, strict=True)
+        kept = [i for i, (seq, position) in enumerate(pairs) if wanted(seq, position)]
+        if len(kept) == len(self.seq):
+            return self
         positions = [self.position[i] for i in kept]
         return Features(self.rows[kept], [self.seq[i] for i in kept], positions)
 
@@ -107,7 +114,9 @@ class Drafter(Protocol):
         """Whether `commit` is wanted; a drafter that reads text alone spares the target that."""
 
     def commit(self, features: Features) -> None:
-        """Learn committed rows. Positions of a sequence come in order and without a gap."""
+        """Learn committed rows, now or when a proposal needs them. Positions of a sequence come in
+        order and without a gap. Raises where learning fails; the rows then count as known.
+        """
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         """Return a proposal for every anchor, in order."""

@@ -18,7 +18,9 @@ struct llama_context * ls_context_new(struct llama_model * model, const struct l
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 
-/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. pos has room for four planes. */
+/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. pos has room for four planes.
+   context: how many rows the batch begins with that have features [context, any width] instead of a token, see
+   ls_batch_set_context. */
 struct ls_batch {
     int32_t capacity;
     int32_t width;
@@ -28,6 +30,8 @@ struct ls_batch {
     int32_t * pos;
     int32_t * seq;
     int8_t * output;
+    int32_t context;
+    float * features;
 };
 
 struct ls_batch * ls_batch_new(int capacity, int width);
@@ -40,6 +44,11 @@ int ls_batch_add(struct ls_batch * batch, const int32_t * token, int n, int star
 /* Replace the content by n embedding rows [n, width]; no output is wanted of them. */
 int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const int32_t * pos, const int32_t * seq);
 
+/* Let an empty batch of tokens begin with n rows of target features [n, width], which a draft's decode adds to its K/V and
+   computes nothing else of; what decode functions put out is of the rows after them alone. */
+int ls_batch_set_context(struct ls_batch * batch, const float * rows, int width, int n, const int32_t * pos,
+                         const int32_t * seq);
+
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
 /* Decode, then the largest logit's index of every output row: ids [n_rows]. */
@@ -48,8 +57,8 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 /* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
 int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
-/* The same with noise [batch size, vocabulary] (0 where none is wanted), added to the logits before every choice: in the
-   graph, where rows depend on choices before. Of all rows, each put out, ids are the choices where `drawn` [batch size] is
+/* The same with noise [rows, vocabulary] (0 where none is wanted), added to the logits before every choice: in the
+   graph, where rows depend on choices before. Of all rows, each put out, ids are the choices where `drawn` [rows] is
    not 0, the largest logits otherwise. Logits stay without noise. */
 int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, const float * noise, const int8_t * drawn,
                     int32_t * ids, float * confidence);
@@ -70,11 +79,20 @@ int ls_gather_features(struct llama_context * ctx, const int32_t * taps, int n_t
 /* Target side: compute the rows of a verify pass, all of which are put out, as single rows are. */
 void ls_set_rows_alike(struct llama_context * ctx, int wanted);
 
+/* Keep the graphs of the last n_graphs different passes of at most n_rows rows, to be computed again; 0: only the last. */
+int ls_keep_graphs(struct llama_context * ctx, int n_graphs, int n_rows);
+
+/* How many passes did not have to build their graph. */
+int ls_graphs_reused(struct llama_context * ctx);
+
 /* Draft side. What rows give beside logits: nothing, confidences, a selector's lattice (of all rows, output or not), or, with
    logits without the head, in draft-vocabulary order, the hidden rows. */
 enum { LS_LOGITS, LS_CONFIDENCE, LS_LATTICE, LS_BASE };
 int ls_draft_setup(struct llama_context * ctx, int causal, int rows);
 const float * ls_hidden(struct llama_context * ctx);
+
+/* Whether batches with context rows can be decoded. */
+int ls_takes_context(struct llama_context * ctx);
 
 /* The two largest logits of the first n_rows output rows: index of the first, ids [n_rows], and gap [n_rows] between. */
 int ls_top2(struct llama_context * ctx, int n_rows, int32_t * ids, float * gap);

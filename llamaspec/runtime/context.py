@@ -34,6 +34,9 @@ _CACHE = {
     "bf16": lib.GGML_TYPE_BF16,
     "q8_0": lib.GGML_TYPE_Q8_0,
 }
+# graphs of passes of a few rows that are computed again (patch 0012): a block or a verify pass of
+# every width, each with a compute buffer of its own
+_KEPT_GRAPHS, _KEPT_ROWS = 8, 16
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 
@@ -101,6 +104,7 @@ class Context(NativeHandle):
         context._logits_width = model.vocab.size
         context._ints = ffi.new("int32_t[]", shape.n_outputs)
         context._floats = ffi.new("float[]", shape.n_outputs)
+        lib.ls_keep_graphs(ptr, _KEPT_GRAPHS, _KEPT_ROWS)
         return context
 
     def decode(self, batch: Batch) -> None:
@@ -338,6 +342,11 @@ class DraftContext(Context):
         rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
         self._check(lib.ls_draft_setup(self.ptr, causal, rows))
 
+    @property
+    def takes_context(self) -> bool:
+        """Whether a batch of blocks may begin with rows of features."""
+        return bool(lib.ls_takes_context(self.ptr))
+
     def decode_block(
         self, batch: Batch, n_rows: int, *, confidence: bool
     ) -> tuple[list[int], list[float] | None]:
@@ -359,7 +368,7 @@ class DraftContext(Context):
 
         `logits_view` gives the logits without noise.
         """
-        n_rows = batch.size
+        n_rows = batch.outputs
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
         scores = self._floats if confidence else ffi.NULL

@@ -176,9 +176,9 @@ def test_plain_decoding_does_not_ask_for_features() -> None:
     assert target.published
 
 
-def test_features_lose_the_rows_of_one_sequence_only() -> None:
+def test_features_of_one_sequence_only() -> None:
     rows = np.arange(8, dtype=np.float32).reshape(4, 2)
-    left = Features(rows, [0, 1, 0, 1], [5, 9, 6, 10]).without(0)
+    left = Features(rows, [0, 1, 0, 1], [5, 9, 6, 10]).only({1})
     assert (left.seq, left.position) == ([1, 1], [9, 10])
     assert left.rows.tolist() == [[2, 3], [6, 7]]
 

@@ -1,0 +1,272 @@
+"""Features that go along with a block, and graphs that are kept: the same proposals as without."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from llamaspec.draft.block import MOST_WAITING, BlockDrafter
+from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal
+from llamaspec.errors import DecodeError
+from llamaspec.ffi import lib
+from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
+from llamaspec.runtime.context import DraftContext
+from tests.checkpoints import write
+from tests.converted import give_tables
+from tests.native.test_ragged import DRAFTS
+from tests.native.test_ragged import pairs as pairs
+from tests.native.test_sampled_drafts import LENGTHS, drafter
+from tests.native_rig import Rig, rig
+
+pytestmark = pytest.mark.native
+
+ROUNDS = 6
+TOLERANCE = 1e-4
+ALONE = {"dflash2", "deepseek4"}
+"""Drafts that take no features along."""
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mrope": ("zlab", {"mrope": True}),
+    "windows-mixed": ("zlab", {"sliding": True}),
+    "sinks": ("zlab", {"sinks": True}),
+    "specforge-mrope": ("specforge", {"mrope": True}),
+}
+"""Positions of four parts; layers with a window beside others; attention sinks."""
+TEMPERATURES = [None, 0.7, 1.0, None, 0.3, 1.5]
+
+Pairs = dict[str, tuple[Path, Path]]
+
+
+class One(NamedTuple):
+    name: str
+    of: Rig
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    found = {}
+    for name, (packaging, variation) in MORE.items():
+        folder = tmp_path_factory.mktemp(name)
+        ready = give_tables(write(packaging, folder / "pair", **variation), folder)
+        found[name] = ready.convert("draft.gguf"), ready.target
+    return found
+
+
+@pytest.fixture(scope="module", params=[*DRAFTS, *MORE])
+def one(request: pytest.FixtureRequest, pairs: Pairs, more: Pairs) -> Iterator[One]:
+    draft, target = (pairs | more)[request.param]
+    with rig(draft, target, [0] * len(LENGTHS)) as of:
+        yield One(request.param, of, draft)
+
+
+@pytest.fixture(scope="module")
+def vanilla(pairs: Pairs) -> Iterator[One]:
+    draft, target = pairs["tiny-dspark"]
+    with rig(draft, target, [0] * len(LENGTHS)) as of:
+        yield One("tiny-dspark", of, draft)
+
+
+def text(made: BlockDrafter, of: Rig, *, drawn: bool = False) -> list[Proposal]:
+    """What is proposed in rounds where some sequences learn some rows and some ask."""
+    random = np.random.default_rng(3)
+    lengths = list(LENGTHS)
+    dice = [Dice(t, np.random.default_rng(i)) if t else None for i, t in enumerate(TEMPERATURES)]
+    found = []
+    for turn in range(ROUNDS):
+        seqs: list[int] = []
+        positions: list[int] = []
+        for seq in range(len(lengths)):
+            count = (seq + turn) % 4
+            seqs += [seq] * count
+            positions += range(lengths[seq], lengths[seq] + count)
+            lengths[seq] += count
+        rows = random.normal(scale=3, size=(len(seqs), of.draft.feature_width))
+        made.commit(Features(rows.astype(np.float32), seqs, positions))
+        asked = [seq for seq in (3, 0, 4, 1, 2) if (seq + turn) % 3]
+        anchors = []
+        for seq in asked:
+            width = 1 + (seq + turn) % of.draft.proposals
+            anchor = Anchor(seq, 20 + seq + turn, lengths[seq], width, width)
+            anchors.append(anchor._replace(dice=dice[seq] if drawn else None))
+        found += made.propose(anchors)
+        for seq in asked:
+            # the block's rows are gone and all rows before it there
+            assert of.context.length(seq) == made.known(seq) == lengths[seq]
+        if turn == ROUNDS // 2:
+            lengths[4] -= 2
+            assert made.keep(4, lengths[4]) == lengths[4]
+    return found
+
+
+def apart(made: BlockDrafter) -> BlockDrafter:
+    """The same in passes of their own."""
+    made._takes_context = False
+    return made
+
+
+def same(found: list[Proposal], expected: list[Proposal]) -> None:
+    assert [f.ids for f in found] == [e.ids for e in expected]
+    assert sum(len(f.ids) for f in found) > 20
+    for f, e in zip(found, expected, strict=True):
+        assert (f.confidence is None) == (e.confidence is None)
+        if f.confidence is not None:
+            assert f.confidence == pytest.approx(e.confidence, abs=TOLERANCE)
+        assert (f.odds is None) == (e.odds is None)
+        if f.odds is not None:
+            assert f.odds == pytest.approx(e.odds, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_features_along_with_blocks(one: One, python: bool) -> None:
+    made = drafter(one.of, one.path, python=python)
+    assert made._takes_context == (one.name not in ALONE)
+    found = text(made, one.of)
+    same(found, text(apart(drafter(one.of, one.path, python=python)), one.of))
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_drawn_blocks_with_features(one: One, python: bool) -> None:
+    if one.name == "dflash2" and not python:
+        pytest.skip("a lattice is not drawn from")
+    found = text(drafter(one.of, one.path, python=python), one.of, drawn=True)
+    expected = text(apart(drafter(one.of, one.path, python=python)), one.of, drawn=True)
+    same(found, expected)
+
+
+def test_one_pass_a_round(vanilla: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = drafter(vanilla.of, vanilla.path)
+    alone = []
+    decode = DraftContext.decode
+
+    def counted(self: DraftContext, batch: Batch) -> None:
+        alone.append(batch.size)
+        decode(self, batch)
+
+    monkeypatch.setattr(DraftContext, "decode", counted)
+    text(made, vanilla.of)
+    # many rows go in by themselves: what the first sequences were given before
+    assert len(alone) <= 1
+
+
+def test_many_rows_do_not_wait(vanilla: One) -> None:
+    made = drafter(vanilla.of, vanilla.path)
+    made.keep(0, 0)
+    width = vanilla.of.draft.feature_width
+    for position in range(MOST_WAITING + 1):
+        row = np.zeros((1, width), np.float32)
+        made.commit(Features(row, [0], [position]))
+        assert made.known(0) == position + 1
+        assert vanilla.of.context.length(0) <= position + 1
+    assert vanilla.of.context.length(0) > 0
+
+
+def asked(made: BlockDrafter, seq: int = 2) -> list[Anchor]:
+    return [Anchor(seq, 21, made.known(seq), 4, 4)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_leaves_features_waiting(
+    vanilla: One, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = drafter(vanilla.of, vanilla.path).propose([Anchor(2, 21, LENGTHS[2], 4, 4)])
+    made = drafter(vanilla.of, vanilla.path)
+    known = made.known(2)
+    decode_block = DraftContext.decode_block
+
+    def fail(self: DraftContext, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+        if late:
+            decode_block(self, *arguments, **settings)
+        raise DecodeError("scripted failure", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftContext, "decode_block", fail)
+        for _ in range(2):
+            with pytest.raises(DecodeError):
+                made.propose(asked(made))
+    assert made.known(2) == known == LENGTHS[2]
+    (found,) = made.propose(asked(made))
+    assert found.ids == expected[0].ids
+    assert vanilla.of.context.length(2) == known
+    assert not made._unsure
+
+
+def test_a_batch_without_a_block_is_refused(vanilla: One) -> None:
+    of = vanilla.of
+    of.context.truncate(0, 0)
+    rows = np.ones((3, of.draft.feature_width), np.float32)
+    for tokens, output in ((0, NO_OUTPUT), (2, ALL_OUTPUT)):
+        batch = Batch.create(8)
+        batch.set_context(rows, [0, 1, 2], [0, 0, 0])
+        if tokens:
+            batch.add_tokens([5] * tokens, start=3, seq=0, output=output)
+            batch.ptr.output[2] = 1
+        with pytest.raises(DecodeError, match="features"):
+            of.context.decode(batch)
+        assert of.context.length(0) == 0
+    batch = Batch.create(8)
+    batch.set_context(rows, [0, 1, 2], [0, 0, 0])
+    batch.add_tokens([5, 6], start=3, seq=0, output=ALL_OUTPUT)
+    of.context.decode(batch)
+    assert (batch.context, batch.outputs, of.context.length(0)) == (3, 2, 5)
+    of.context.truncate(0, 0)
+
+
+# --- kept graphs
+
+
+def test_kept_graphs_change_nothing(one: One) -> None:
+    context = one.of.context
+    for takes in (True, False):
+        made = drafter(one.of, one.path)
+        made._takes_context &= takes
+        found = text(made, one.of)
+        lib.ls_keep_graphs(context.ptr, 0, 0)
+        try:
+            made = drafter(one.of, one.path)
+            made._takes_context &= takes
+            expected = text(made, one.of)
+        finally:
+            lib.ls_keep_graphs(context.ptr, 8, 16)
+        assert found == expected or [f.ids for f in found] == [e.ids for e in expected]
+        for f, e in zip(found, expected, strict=True):
+            # the same operations in the same order
+            assert f.confidence == e.confidence
+
+
+def test_shapes_that_take_turns_use_their_graphs_again(vanilla: One) -> None:
+    context, draft = vanilla.of.context, vanilla.of.draft
+    drafter(vanilla.of, vanilla.path)
+    context.truncate(0, 0)
+    rows = Batch.create(4, draft.feature_width)
+    block = Batch.create(8)
+    turns = 5
+
+    def turn(count: int) -> None:
+        features = np.ones((count, draft.feature_width), np.float32)
+        rows.set_embeddings(features, list(range(count)), [0] * count)
+        context.decode(rows)
+        block.clear()
+        block.add_tokens([5, 6, 6], start=count, seq=0, output=ALL_OUTPUT)
+        context.decode_block(block, 3, confidence=True)
+        context.truncate(0, 0)
+
+    def reused(kept: int) -> int:
+        lib.ls_keep_graphs(context.ptr, kept, 16)
+        before = int(lib.ls_graphs_reused(context.ptr))
+        for _ in range(turns):
+            for count in (1, 2, 3):
+                turn(count)
+        return int(lib.ls_graphs_reused(context.ptr)) - before
+
+    passes = 2 * 3 * turns
+    try:
+        assert reused(0) == 0
+        # three counts of rows and a block
+        assert reused(4) == passes - 4
+        # too few for all of them: rows never meet a graph of theirs, blocks do
+        assert 0 < reused(2) < passes - 4
+    finally:
+        lib.ls_keep_graphs(context.ptr, 8, 16)
+        context.truncate(0, 0)
