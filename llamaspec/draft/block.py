@@ -56,10 +56,7 @@ class BlockDrafter:
         self._layout = layout
         self._head = head
         self._own_seconds = 0.0
-        block = layout.proposals + layout.first
-        # with what waits of a full block
-        self._blocks = Batch.create(min(shape.n_seq * (2 * block + 1), shape.n_batch))
-        self._takes_context = context.takes_context
+        self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
         self._waiting = Waiting()
@@ -118,21 +115,16 @@ class BlockDrafter:
         ]
         if not wanted:
             return [NOTHING] * len(anchors)
-        along = self._along({a.seq for a in wanted}, rows=self._rows(wanted))
-        proposals = self._decode(wanted, along)
-        if along is not None:
-            self._learned(along)
+        self._learn_waiting({a.seq for a in wanted})
+        proposals = self._decode(wanted)
         if len(wanted) == len(anchors):
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
 
-    def _decode(self, anchors: list[Anchor], along: Features | None) -> list[Proposal]:
+    def _decode(self, anchors: list[Anchor]) -> list[Proposal]:
         batch, layout = self._blocks, self._layout
         batch.clear()
-        if along is not None:
-            self._begin(along)
-            batch.set_context(along.rows, along.position, along.seq)
         # nothing but the lattice is read of a selector's rows
         output = NO_OUTPUT if layout.candidates else ALL_OUTPUT
         spans = []
@@ -140,7 +132,6 @@ class BlockDrafter:
             masks = self._masks[: min(anchor.width, layout.proposals) + layout.first - 1]
             block = [anchor.token, *masks]
             row = batch.add_tokens(block, start=anchor.position, seq=anchor.seq, output=output)
-            row -= batch.context
             first = row + layout.first
             spans.append((first, min(first + anchor.limit, row + len(block))))
         if self._head is not None:
@@ -150,7 +141,7 @@ class BlockDrafter:
             return [Proposal(tuple(ids[start:end])) for start, end in spans]
         if any(anchor.dice for anchor in anchors):
             return self._decode_drawn(anchors, spans)
-        ids, scores = self._context.decode_block(batch, batch.outputs, confidence=layout.confidence)
+        ids, scores = self._context.decode_block(batch, batch.size, confidence=layout.confidence)
         return [
             Proposal(tuple(ids[start:end]), None if scores is None else tuple(scores[start:end]))
             for start, end in spans
@@ -158,9 +149,9 @@ class BlockDrafter:
 
     def _decode_drawn(self, anchors: list[Anchor], spans: list[tuple[int, int]]) -> list[Proposal]:
         batch, layout, context = self._blocks, self._layout, self._context
-        total, vocabulary = batch.outputs, context.model.vocab.size
+        total, vocabulary = batch.size, context.model.vocab.size
         if self._drawn is None:
-            self._drawn = _Drawn.create(context.shape.n_outputs, vocabulary, layout)
+            self._drawn = _Drawn.create(batch.capacity, vocabulary, layout)
         started = perf_counter()
         drawn = self._drawn
         pairs = zip(anchors, spans, strict=True)
@@ -196,7 +187,7 @@ class BlockDrafter:
         self, head: DraftHead, anchors: list[Anchor], spans: list[tuple[int, int]]
     ) -> list[Proposal]:
         started = perf_counter()
-        total = self._blocks.outputs
+        total = self._blocks.size
         base = self._context.logits_view(total)[:, : self._layout.vocabulary]
         hidden = self._context.hidden_view(total)
         proposals = []
@@ -215,51 +206,24 @@ class BlockDrafter:
         return proposals
 
     def _learn_waiting(self, seqs: set[int]) -> None:
-        features = self._waiting_of(seqs)
-        for part in features.parts(self._inject.capacity) if features else ():
-            self._learn(part)
-
-    def _waiting_of(self, seqs: set[int]) -> Features | None:
         if not self._waiting:
-            return None
+            return
         if seqs & self._unsure:
             # an interruption may have left rows here that the cache holds already
             self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
-        return self._waiting.of(seqs)
-
-    def _along(self, seqs: set[int], rows: int) -> Features | None:
-        """What waits of sequences, where a block of so many rows can take it along; what it cannot
-        is learnt now.
-        """
-        features = self._waiting_of(seqs)
-        if features is None:
-            return None
-        if self._takes_context and len(features.seq) + rows <= self._blocks.capacity:
-            return features
-        for part in features.parts(self._inject.capacity):
+        features = self._waiting.of(seqs)
+        for part in features.parts(self._inject.capacity) if features else ():
             self._learn(part)
-        return None
-
-    def _rows(self, anchors: list[Anchor]) -> int:
-        layout = self._layout
-        return sum(min(a.width, layout.proposals) + layout.first for a in anchors)
 
     def _learn(self, features: Features) -> None:
-        self._begin(features)
-        self._inject.set_embeddings(features.rows, features.position, features.seq)
-        self._context.decode(self._inject)
-        self._learned(features)
-
-    def _begin(self, features: Features) -> None:
         seqs = set(features.seq)
         for seq in seqs & self._unsure:
             self._context.truncate(seq, self._learnt[seq])
         self._unsure |= seqs
-
-    def _learned(self, features: Features) -> None:
+        self._inject.set_embeddings(features.rows, features.position, features.seq)
+        self._context.decode(self._inject)
         for seq, position in zip(features.seq, features.position, strict=True):
             self._learnt[seq] = position + 1
-        seqs = set(features.seq)
         if self._waiting:
             self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
         self._unsure -= seqs

@@ -24,7 +24,7 @@ constexpr int positions = 4;
 struct BatchRows {
     ls_batch view = {};
     std::vector<int32_t> token, pos, seq;
-    std::vector<float> embd, features;
+    std::vector<float> embd;
     std::vector<int8_t> output;
 
     template <typename T> static T * grow(std::vector<T> & rows, size_t size) {
@@ -63,28 +63,7 @@ int choose(llama_context * ctx, int n_rows, int32_t * ids) {
     return 0;
 }
 
-// The features of one decode's context rows.
-struct ContextRows {
-    ContextRows(llama_context * ctx, const ls_batch * batch) : ctx(batch->context ? ctx : nullptr) {
-        taken = !this->ctx || llama_set_draft_context(ctx, batch->features, batch->context);
-    }
-    ~ContextRows() {
-        if (ctx) {
-            llama_set_draft_context(ctx, nullptr, 0);
-        }
-    }
-    ContextRows(const ContextRows &) = delete;
-    ContextRows & operator=(const ContextRows &) = delete;
-
-    llama_context * ctx;
-    bool taken;
-};
-
 int decode(llama_context * ctx, ls_batch * batch) {
-    const ContextRows given(ctx, batch);
-    if (!given.taken) {
-        return fail("the draft takes no features beside blocks");
-    }
     thread_local std::vector<int32_t> ones;
     thread_local std::vector<llama_seq_id *> seqs;
     ones.assign((size_t) batch->size, 1);
@@ -176,11 +155,11 @@ struct Noise {
 };
 
 bool starts_block(const ls_batch * batch, int i) {
-    return i == batch->context || batch->seq[i] != batch->seq[i - 1];
+    return i == 0 || batch->seq[i] != batch->seq[i - 1];
 }
 
 void drop_blocks(llama_context * ctx, const ls_batch * batch) {
-    for (int i = batch->context; i < batch->size; ++i) {
+    for (int i = 0; i < batch->size; ++i) {
         if (starts_block(batch, i)) {
             llama_memory_seq_rm(llama_get_memory(ctx), batch->seq[i], batch->pos[i], -1);
         }
@@ -221,7 +200,7 @@ ls_batch * ls_batch_new(int capacity, int width) {
         const size_t rows = (size_t) capacity;
         auto batch = std::make_unique<BatchRows>();
         batch->view = { capacity, width, 0, batch->grow(batch->token, rows), batch->grow(batch->embd, rows * width),
-                        batch->grow(batch->pos, rows * positions), batch->grow(batch->seq, rows), batch->grow(batch->output, rows), 0, nullptr };
+                        batch->grow(batch->pos, rows * positions), batch->grow(batch->seq, rows), batch->grow(batch->output, rows) };
         return &batch.release()->view;
     });
 }
@@ -262,25 +241,6 @@ int ls_batch_set_embd(ls_batch * batch, const float * rows, int n, const int32_t
     return 0;
 }
 
-int ls_batch_set_context(ls_batch * batch, const float * rows, int width, int n, const int32_t * pos, const int32_t * seq) {
-    if (n < 1 || n > batch->capacity || batch->width != 0 || batch->size != 0) {
-        return fail("the rows do not fit the batch");
-    }
-    return guarded(-1, [&] {
-        auto & features = reinterpret_cast<BatchRows *>(batch)->features;
-        features.assign(rows, rows + (size_t) n * width);
-        batch->features = features.data();
-        for (int i = 0; i < n; ++i) {
-            batch->token[i] = 0;
-            batch->pos[i] = pos[i];
-            batch->seq[i] = seq[i];
-            batch->output[i] = 0;
-        }
-        batch->size = batch->context = n;
-        return 0;
-    });
-}
-
 int ls_decode(llama_context * ctx, ls_batch * batch) {
     return guarded(-1001, [&] { return decode(ctx, batch); });
 }
@@ -309,7 +269,7 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
 int ls_decode_drawn(llama_context * ctx, ls_batch * batch, const float * noise, const int8_t * drawn, int32_t * ids,
                     float * confidence) {
     return guarded(-1001, [&] {
-        const int n_rows = batch->size - batch->context;
+        const int n_rows = batch->size;
         const Noise given(ctx, noise, n_rows, confidence != nullptr);
         int rc = decode(ctx, batch);
         if (rc == 0) {
@@ -403,10 +363,6 @@ int ls_draft_setup(llama_context * ctx, int causal, int rows) {
         llama_set_draft_base(ctx, rows == LS_BASE);
         return 0;
     });
-}
-
-int ls_takes_context(llama_context * ctx) {
-    return llama_set_draft_context(ctx, nullptr, 0);
 }
 
 const float * ls_hidden(llama_context * ctx) {

@@ -18,9 +18,7 @@ struct llama_context * ls_context_new(struct llama_model * model, const struct l
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 
-/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. pos has room for four planes.
-   context: how many rows the batch begins with that have features [context, any width] instead of a token, see
-   ls_batch_set_context. */
+/* Rows for one decode: token ids, or embeddings of the given width where it is not 0. pos has room for four planes. */
 struct ls_batch {
     int32_t capacity;
     int32_t width;
@@ -30,8 +28,6 @@ struct ls_batch {
     int32_t * pos;
     int32_t * seq;
     int8_t * output;
-    int32_t context;
-    float * features;
 };
 
 struct ls_batch * ls_batch_new(int capacity, int width);
@@ -43,11 +39,6 @@ int ls_batch_add(struct ls_batch * batch, const int32_t * token, int n, int star
 
 /* Replace the content by n embedding rows [n, width]; no output is wanted of them. */
 int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const int32_t * pos, const int32_t * seq);
-
-/* Let an empty batch of tokens begin with n rows of target features [n, width], which a draft's decode adds to its K/V and
-   computes nothing else of; what decode functions put out is of the rows after them alone. */
-int ls_batch_set_context(struct ls_batch * batch, const float * rows, int width, int n, const int32_t * pos,
-                         const int32_t * seq);
 
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
@@ -90,9 +81,6 @@ int ls_graphs_reused(struct llama_context * ctx);
 enum { LS_LOGITS, LS_CONFIDENCE, LS_LATTICE, LS_BASE };
 int ls_draft_setup(struct llama_context * ctx, int causal, int rows);
 const float * ls_hidden(struct llama_context * ctx);
-
-/* Whether batches with context rows can be decoded. */
-int ls_takes_context(struct llama_context * ctx);
 
 /* The two largest logits of the first n_rows output rows: index of the first, ids [n_rows], and gap [n_rows] between. */
 int ls_top2(struct llama_context * ctx, int n_rows, int32_t * ids, float * gap);

@@ -39,18 +39,8 @@ class Batch(NativeHandle):
     def size(self) -> int:
         return int(self.ptr.size)
 
-    @property
-    def context(self) -> int:
-        """How many rows at the beginning have features instead of tokens."""
-        return int(self.ptr.context)
-
-    @property
-    def outputs(self) -> int:
-        """How many rows follow those."""
-        return int(self.ptr.size - self.ptr.context)
-
     def clear(self) -> None:
-        self.ptr.size = self.ptr.context = 0
+        self.ptr.size = 0
 
     def add_tokens(self, tokens: Sequence[int], *, start: int, seq: int, output: int) -> int:
         """Append tokens of sequence `seq` at positions start, start + 1, ...; return the first
@@ -74,14 +64,6 @@ class Batch(NativeHandle):
         for seq, position in zip(ffi.unpack(batch.seq, n), ffi.unpack(batch.pos, n), strict=True):
             found[seq] = (found.get(seq, (position, 0))[0], position + 1)
         return found
-
-    def set_context(self, rows: FloatArray, position: Sequence[int], seq: Sequence[int]) -> None:
-        """Let an empty batch of tokens begin with rows of target features [n, width], of which a
-        draft computes its K/V alone. What is put out is of the rows after them.
-        """
-        arguments = float_pointer(rows), rows.shape[1], len(position), position, seq
-        code = lib.ls_batch_set_context(self.ptr, *arguments)
-        assert code == 0, "the rows do not fit the batch"
 
     def rows(self) -> list[Row]:
         """The rows as they stand."""

@@ -342,11 +342,6 @@ class DraftContext(Context):
         rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
         self._check(lib.ls_draft_setup(self.ptr, causal, rows))
 
-    @property
-    def takes_context(self) -> bool:
-        """Whether a batch of blocks may begin with rows of features."""
-        return bool(lib.ls_takes_context(self.ptr))
-
     def decode_block(
         self, batch: Batch, n_rows: int, *, confidence: bool
     ) -> tuple[list[int], list[float] | None]:
@@ -368,7 +363,7 @@ class DraftContext(Context):
 
         `logits_view` gives the logits without noise.
         """
-        n_rows = batch.outputs
+        n_rows = batch.size
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
         scores = self._floats if confidence else ffi.NULL

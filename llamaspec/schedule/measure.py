@@ -78,8 +78,7 @@ def measure(
 
     Every size is visited in alternation with all others, and of a visit's passes the first is not
     counted: it builds the graph that the next ones reuse, as in a text. A block and an injection
-    alternate; in a text most drafts compute both in one pass, which costs a few per cent less than
-    the two together. Raises DecodeError, or AssertionError for rows or depths that
+    alternate, as they do in a text. Raises DecodeError, or AssertionError for rows or depths that
     the contexts have no room for.
     """
     assert max(grid.rows) <= target.shape.n_outputs, "more rows than the context puts out"

@@ -1,4 +1,4 @@
-"""Features that go along with a block, and graphs that are kept: the same proposals as without."""
+"""Graphs that are kept, and features that wait: the same proposals as without."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from llamaspec.draft.block import MOST_WAITING, BlockDrafter
 from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal
 from llamaspec.errors import DecodeError
 from llamaspec.ffi import lib
-from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
+from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import DraftContext
 from tests.checkpoints import write
 from tests.converted import give_tables
@@ -24,8 +24,6 @@ pytestmark = pytest.mark.native
 
 ROUNDS = 6
 TOLERANCE = 1e-4
-ALONE = {"dflash2", "deepseek4"}
-"""Drafts that take no features along."""
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "mrope": ("zlab", {"mrope": True}),
     "windows-mixed": ("zlab", {"sliding": True}),
@@ -100,56 +98,6 @@ def text(made: BlockDrafter, of: Rig, *, drawn: bool = False) -> list[Proposal]:
     return found
 
 
-def apart(made: BlockDrafter) -> BlockDrafter:
-    """The same in passes of their own."""
-    made._takes_context = False
-    return made
-
-
-def same(found: list[Proposal], expected: list[Proposal]) -> None:
-    assert [f.ids for f in found] == [e.ids for e in expected]
-    assert sum(len(f.ids) for f in found) > 20
-    for f, e in zip(found, expected, strict=True):
-        assert (f.confidence is None) == (e.confidence is None)
-        if f.confidence is not None:
-            assert f.confidence == pytest.approx(e.confidence, abs=TOLERANCE)
-        assert (f.odds is None) == (e.odds is None)
-        if f.odds is not None:
-            assert f.odds == pytest.approx(e.odds, abs=TOLERANCE)
-
-
-@pytest.mark.parametrize("python", [False, True])
-def test_features_along_with_blocks(one: One, python: bool) -> None:
-    made = drafter(one.of, one.path, python=python)
-    assert made._takes_context == (one.name not in ALONE)
-    found = text(made, one.of)
-    same(found, text(apart(drafter(one.of, one.path, python=python)), one.of))
-
-
-@pytest.mark.parametrize("python", [False, True])
-def test_drawn_blocks_with_features(one: One, python: bool) -> None:
-    if one.name == "dflash2" and not python:
-        pytest.skip("a lattice is not drawn from")
-    found = text(drafter(one.of, one.path, python=python), one.of, drawn=True)
-    expected = text(apart(drafter(one.of, one.path, python=python)), one.of, drawn=True)
-    same(found, expected)
-
-
-def test_one_pass_a_round(vanilla: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = drafter(vanilla.of, vanilla.path)
-    alone = []
-    decode = DraftContext.decode
-
-    def counted(self: DraftContext, batch: Batch) -> None:
-        alone.append(batch.size)
-        decode(self, batch)
-
-    monkeypatch.setattr(DraftContext, "decode", counted)
-    text(made, vanilla.of)
-    # many rows go in by themselves: what the first sequences were given before
-    assert len(alone) <= 1
-
-
 def test_many_rows_do_not_wait(vanilla: One) -> None:
     made = drafter(vanilla.of, vanilla.path)
     made.keep(0, 0)
@@ -173,15 +121,15 @@ def test_a_failure_leaves_features_waiting(
     expected = drafter(vanilla.of, vanilla.path).propose([Anchor(2, 21, LENGTHS[2], 4, 4)])
     made = drafter(vanilla.of, vanilla.path)
     known = made.known(2)
-    decode_block = DraftContext.decode_block
+    decode = DraftContext.decode
 
-    def fail(self: DraftContext, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+    def fail(self: DraftContext, batch: Batch) -> None:
         if late:
-            decode_block(self, *arguments, **settings)
+            decode(self, batch)
         raise DecodeError("scripted failure", 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DraftContext, "decode_block", fail)
+        patch.setattr(DraftContext, "decode", fail)
         for _ in range(2):
             with pytest.raises(DecodeError):
                 made.propose(asked(made))
@@ -192,47 +140,41 @@ def test_a_failure_leaves_features_waiting(
     assert not made._unsure
 
 
-def test_a_batch_without_a_block_is_refused(vanilla: One) -> None:
-    of = vanilla.of
-    of.context.truncate(0, 0)
-    rows = np.ones((3, of.draft.feature_width), np.float32)
-    for tokens, output in ((0, NO_OUTPUT), (2, ALL_OUTPUT)):
-        batch = Batch.create(8)
-        batch.set_context(rows, [0, 1, 2], [0, 0, 0])
-        if tokens:
-            batch.add_tokens([5] * tokens, start=3, seq=0, output=output)
-            batch.ptr.output[2] = 1
-        with pytest.raises(DecodeError, match="features"):
-            of.context.decode(batch)
-        assert of.context.length(0) == 0
-    batch = Batch.create(8)
-    batch.set_context(rows, [0, 1, 2], [0, 0, 0])
-    batch.add_tokens([5, 6], start=3, seq=0, output=ALL_OUTPUT)
-    of.context.decode(batch)
-    assert (batch.context, batch.outputs, of.context.length(0)) == (3, 2, 5)
-    of.context.truncate(0, 0)
-
-
-# --- kept graphs
-
-
-def test_kept_graphs_change_nothing(one: One) -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_kept_graphs_change_nothing(one: One, drawn: bool) -> None:
+    if drawn and one.name == "dflash2":
+        pytest.skip("a lattice is not drawn from")
     context = one.of.context
-    for takes in (True, False):
-        made = drafter(one.of, one.path)
-        made._takes_context &= takes
-        found = text(made, one.of)
-        lib.ls_keep_graphs(context.ptr, 0, 0)
-        try:
-            made = drafter(one.of, one.path)
-            made._takes_context &= takes
-            expected = text(made, one.of)
-        finally:
-            lib.ls_keep_graphs(context.ptr, 8, 16)
-        assert found == expected or [f.ids for f in found] == [e.ids for e in expected]
-        for f, e in zip(found, expected, strict=True):
-            # the same operations in the same order
-            assert f.confidence == e.confidence
+    found = text(drafter(one.of, one.path), one.of, drawn=drawn)
+    lib.ls_keep_graphs(context.ptr, 0, 0)
+    try:
+        expected = text(drafter(one.of, one.path), one.of, drawn=drawn)
+    finally:
+        lib.ls_keep_graphs(context.ptr, 8, 16)
+    assert sum(len(f.ids) for f in found) > 20
+    for f, e in zip(found, expected, strict=True):
+        # the same operations in the same order
+        assert (f.ids, f.confidence) == (e.ids, e.confidence)
+        assert (f.odds is None) == (e.odds is None)
+        if f.odds is not None and e.odds is not None:
+            assert np.array_equal(f.odds, e.odds)
+
+
+def test_rows_that_wait_are_learnt_as_rows_that_do_not(one: One) -> None:
+    at_once = drafter(one.of, one.path)
+    commit = at_once.commit
+
+    def eager(features: Features) -> None:
+        commit(features)
+        at_once._learn_waiting(at_once._waiting.every())
+
+    found = text(drafter(one.of, one.path), one.of)
+    at_once.commit = eager  # type: ignore[method-assign]
+    expected = text(at_once, one.of)
+    assert [f.ids for f in found] == [e.ids for e in expected]
+    for f, e in zip(found, expected, strict=True):
+        if f.confidence is not None:
+            assert f.confidence == pytest.approx(e.confidence, abs=TOLERANCE)
 
 
 def test_shapes_that_take_turns_use_their_graphs_again(vanilla: One) -> None:
