@@ -118,8 +118,13 @@ def asked(made: BlockDrafter, seq: int = 2) -> list[Anchor]:
 def test_a_failure_leaves_features_waiting(
     vanilla: One, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = drafter(vanilla.of, vanilla.path).propose([Anchor(2, 21, LENGTHS[2], 4, 4)])
+    rows = np.random.default_rng(8).normal(size=(2, vanilla.of.draft.feature_width))
+    features = Features(rows.astype(np.float32), [2, 2], [LENGTHS[2], LENGTHS[2] + 1])
+    healthy = drafter(vanilla.of, vanilla.path)
+    healthy.commit(features)
+    expected = healthy.propose(asked(healthy))
     made = drafter(vanilla.of, vanilla.path)
+    made.commit(features)
     known = made.known(2)
     decode = DraftContext.decode
 
@@ -133,7 +138,7 @@ def test_a_failure_leaves_features_waiting(
         for _ in range(2):
             with pytest.raises(DecodeError):
                 made.propose(asked(made))
-    assert made.known(2) == known == LENGTHS[2]
+    assert made.known(2) == known == LENGTHS[2] + 2
     (found,) = made.propose(asked(made))
     assert found.ids == expected[0].ids
     assert vanilla.of.context.length(2) == known
@@ -161,6 +166,7 @@ def test_kept_graphs_change_nothing(one: One, drawn: bool) -> None:
 
 
 def test_rows_that_wait_are_learnt_as_rows_that_do_not(one: One) -> None:
+    found = text(drafter(one.of, one.path), one.of)
     at_once = drafter(one.of, one.path)
     commit = at_once.commit
 
@@ -168,7 +174,6 @@ def test_rows_that_wait_are_learnt_as_rows_that_do_not(one: One) -> None:
         commit(features)
         at_once._learn_waiting(at_once._waiting.every())
 
-    found = text(drafter(one.of, one.path), one.of)
     at_once.commit = eager  # type: ignore[method-assign]
     expected = text(at_once, one.of)
     assert [f.ids for f in found] == [e.ids for e in expected]
