@@ -34,7 +34,7 @@ _CACHE = {
     "bf16": lib.GGML_TYPE_BF16,
     "q8_0": lib.GGML_TYPE_Q8_0,
 }
-# graphs of passes of a few rows that are computed again (patch 0012): a block or a verify pass of
+# graphs of passes of a few rows that are computed again (patch 0011): a block or a verify pass of
 # every width, each with a compute buffer of its own
 _KEPT_GRAPHS, _KEPT_ROWS = 8, 16
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}

@@ -71,7 +71,7 @@ def test_widths_and_drafts_are_the_arms_own(result: Result) -> None:
     assert drafted["plain"] == 0
     assert min(drafted[name] for name in ("dspark@7", "dspark@3", "lookup@7")) > 0
     confident = {t.arm for t in result.traces if any(r.confidence for r in t.rounds)}
-    assert confident - {"dspark"} == {"dspark@7", "dspark@3"}
+    assert confident - {"dspark"} == {"dspark@7", "dspark@3", "lookup@7"}
 
 
 def test_a_result_says_what_it_was_measured_with(result: Result) -> None:
