@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llamaspec.completion import Completion
     from llamaspec.options import GenerateOptions
+    from llamaspec.schedule.calibration import Calibration
     from llamaspec.schedule.pace import Pace
     from llamaspec.session import Session
 
@@ -37,7 +38,7 @@ def explanation(done: "Completion", session: "Session", asked: "GenerateOptions"
         f"a draft {1000 * prices.draft(depth):.2f}",
         f"going rate: {pace.rate:.0f} tokens/s; a width is taken while its tokens are worth more "
         "than its time at that rate",
-        _expected(done, pace),
+        *_expected(done, pace),
     ]
 
 
@@ -54,12 +55,20 @@ def _choices(done: "Completion") -> str:
     )
 
 
-def _expected(done: "Completion", pace: "Pace") -> str:
-    calibration = pace.calibration
-    if any(record.confidence is not None for record in done.rounds):
-        return (
-            f"a confidence c counts as sigmoid({calibration.offset:+.2f} "
-            f"{calibration.slope:+.2f} logit c), as learnt from what was accepted"
-        )
-    rates = ", ".join(f"{rate:.2f}" for rate in calibration.rates)
-    return f"this draft has no confidences; by position {rates} are accepted, as learnt"
+def _expected(done: "Completion", pace: "Pace") -> list[str]:
+    lines, drafts = [], pace.prices.draft(0) > 0
+    if drafts and any(r.confidence is not None for r in done.rounds):
+        formula = _formula("a confidence c", pace.calibration, "c")
+        lines.append(f"{formula}, as learnt from what was accepted")
+    elif drafts:
+        rates = ", ".join(f"{rate:.2f}" for rate in pace.calibration.rates)
+        lines.append(f"this draft has no confidences; by position {rates} are accepted, as learnt")
+    if not drafts or pace.lookup.offset:
+        formula = _formula("what followed a match of m tokens", pace.lookup, "m / (m + 1)")
+        lines.append(f"{formula}, as learnt from what was accepted")
+    return lines
+
+
+def _formula(subject: str, calibration: "Calibration", of: str) -> str:
+    offset, slope = calibration.offset, calibration.slope
+    return f"{subject} counts as sigmoid({offset:+.2f} {slope:+.2f} logit {of})"

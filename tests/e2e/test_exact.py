@@ -106,7 +106,7 @@ def test_where_rows_cannot_be_made_alike_near_ties_and_draws_get_rows_alone(
 
 def test_a_target_without_a_draft_decodes_by_lookup() -> None:
     with load(demo.target_path(), "lookup", threads=1, context=512) as session:
-        assert session.draft_limit == 7
+        assert session.draft_limit == 15
         for messages in MESSAGES:
             found = session.generate(messages, max_tokens=96, draft_max=7)
             plain = session.generate(messages, max_tokens=96, draft_max=0)

@@ -170,7 +170,7 @@ def test_a_draft_max_of_none_is_the_default(tmp_path: Path) -> None:
     assert len(widths([asked])) > 1
 
 
-def test_lookup_is_paced_without_confidences(tmp_path: Path) -> None:
+def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
     text = "one two three four five six seven. " * 4
     for name in ("line", "never"):
         with opened(tmp_path, name, model=demo.target_path(), draft="lookup") as session:
@@ -178,10 +178,10 @@ def test_lookup_is_paced_without_confidences(tmp_path: Path) -> None:
             expected = session.generate(text, max_tokens=64, draft_max=0, cache_prompt=False)
             assert outcome(done) == outcome(expected)
             assert any(record.offered for record in done.rounds)
-            assert all(record.confidence is None for record in done.rounds)
+            assert all(r.confidence is not None for r in done.rounds if r.draft)
             assert session.pace is not None
-            assert session.pace.calibration.rates != [0.6] * BLOCK
-            silent = sum(not record.offered for record in done.rounds)
+            assert session.pace.lookup.offset != 0
+            silent = sum(not record.draft for record in done.rounds)
         assert name != "never" or silent > 0.5 * len(done.rounds)
 
 
@@ -404,7 +404,8 @@ def test_the_command_line_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     assert "8: 2750.00; a draft 50.00" in prices
     assert "tokens/s; a width is taken while" in rate
     assert "logit c), as learnt from what was accepted" in confidence
-    assert "no confidences; by position 0." in lines["lookup"][-1]
+    assert "what followed a match of m tokens counts as sigmoid(" in lines["lookup"][-1]
+    assert len(lines["lookup"]) == len(lines["file"])
     assert lines["no draft"] == [
         "llamaspec: proposals verified a round: none, there is no draft",
     ]
