@@ -2,7 +2,7 @@
 several rows round as single rows do, and what passes cost.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamaspec.draft.block import BlockDrafter
@@ -59,7 +59,9 @@ class Measured:
         if drafter is None or self.options.head == "python":
             return None
         curve = self._curve(drafter) if given is None else CostCurve.load(Path(given))
-        if given is not None and curve.draft is None and self.draft_file is not None:
+        if self.draft_file is None:
+            curve = replace(curve, draft=None, injection=None)
+        elif given is not None and curve.draft is None:
             raise OptionError(
                 f"{given} has no seconds of a draft and {self.draft_file.path.name} is one; "
                 "measure the pair with llamaspec bench cost -m ... -d ..."
