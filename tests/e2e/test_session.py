@@ -425,14 +425,14 @@ def failing(
     monkeypatch.setattr(kind, "_compute", replaced)
 
 
-# which decodes of the draft fail, and whether that costs a round its proposals: features that
-# could not be injected are injected before the next block
-WINDOWS: dict[str, tuple[Callable[[int], bool], bool]] = {
-    "the-prompt": (lambda n: n == 1, False),
-    "a-block": (lambda n: n == 2, True),
-    "features": (lambda n: n == 3, False),
-    "a-while": (lambda n: 4 <= n < 12, True),
-    "every-other": (lambda n: n % 2 == 0 and n < 16, True),
+# which decodes of the draft fail; each costs a round its proposals: features that could not be
+# injected are injected before the next block
+WINDOWS: dict[str, Callable[[int], bool]] = {
+    "the-prompt": lambda n: n == 1,
+    "a-block": lambda n: n == 2,
+    "features": lambda n: n == 3,
+    "a-while": lambda n: 4 <= n < 12,
+    "every-other": lambda n: n % 2 == 0 and n < 16,
 }
 
 
@@ -441,17 +441,15 @@ WINDOWS: dict[str, tuple[Callable[[int], bool], bool]] = {
 def test_a_draft_that_fails_for_some_rounds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, head: str
 ) -> None:
-    fails, loses = WINDOWS[name]
     with pair(head=head) as session:
         healthy = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
         with monkeypatch.context() as patch:
-            failing(patch, DraftContext, fails)
+            failing(patch, DraftContext, WINDOWS[name])
             done = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
         again = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
     assert outcome(done) == outcome(healthy)
     lost = [record for record in done.rounds if not record.draft]
-    assert (len(lost) > 0) == loses
-    assert len(lost) < len(done.rounds) - 2
+    assert 0 < len(lost) < len(done.rounds) - 2
     # drafting resumes, and as well as ever: the features of the lost rounds were made good
     assert all(record.draft for record in done.rounds[-2:])
     assert again.rounds == healthy.rounds
