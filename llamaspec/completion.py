@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from llamaspec.engine.ending import FinishReason
 from llamaspec.engine.sequence import Sequence
@@ -30,8 +31,8 @@ class Completion:
     """A finished completion.
 
     text: without the stop text and without control tokens. token_ids: as committed, an
-    end-of-generation token included. finish_reason: "stop" (end token or stop text) or "length"
-    (max_tokens or the end of the context).
+    end-of-generation token included. finish_reason: "stop" (end token or stop text), "length"
+    (max_tokens or the end of the context) or "cancelled".
     rounds: what was drafted and accepted, in order. logprobs: of every token of token_ids, None
     where none were asked for.
     """
@@ -53,14 +54,23 @@ class Spent:
     verify_s: float = 0.0
 
 
+class Cancel(Protocol):
+    """What tells a completion to end: a threading.Event, for instance."""
+
+    def is_set(self) -> bool: ...
+
+
 @dataclass
 class Run:
-    """One completion under way; `taken` tokens of it have been handed out."""
+    """One completion under way; `taken` tokens of it have been handed out. cancel: looked at before
+    every round.
+    """
 
     sequence: Sequence
     spent: Spent
     first_token_s: float
     taken: int = 0
+    cancel: Cancel | None = None
 
 
 class Clock:
@@ -93,7 +103,7 @@ def finished(run: Run, text: str) -> Completion:
     """The Completion of a run whose sequence has ended."""
     sequence = run.sequence
     reason = sequence.finish_reason
-    assert reason in ("stop", "length"), "only a text that has ended is a completion"
+    assert reason in ("stop", "length", "cancelled"), "only a text that has ended is a completion"
     times = Times(
         total_s=run.spent.total_s,
         draft_s=run.spent.draft_s,

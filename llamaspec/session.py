@@ -1,31 +1,23 @@
 """Session: a loaded pair, and everything a program does with it."""
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-import numpy as np
-
 from llamaspec import demo, hub
-from llamaspec.completion import Clock, Completion, Piece, Run, Spent, finished
-from llamaspec.draft.drafter import Dice
-from llamaspec.engine.chances import Chances
-from llamaspec.engine.ending import Ending
+from llamaspec.completion import Cancel, Clock, Completion, Piece, Run, Spent, finished
 from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request
 from llamaspec.errors import ClosedError, ContextFullError, OptionError
 from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
 from llamaspec.options import (
-    MAX_SEED,
     CacheType,
     FlashAttention,
     GenerateOptions,
@@ -34,10 +26,10 @@ from llamaspec.options import (
     LoadOptions,
     SplitMode,
 )
+from llamaspec.requests import Requests
 from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.sampler import Sampler, needs_sampler
+from llamaspec.runtime.sampler import Sampler
 from llamaspec.schedule.pace import Pace
-from llamaspec.text.detokenize import Pieces
 from llamaspec.text.prompt import Prompt, PromptReader
 from llamaspec.trace import TokenLogprob
 from llamaspec.verify.probe import Exactness
@@ -58,7 +50,7 @@ class Session:
         self._lock = threading.RLock()
         self._closed = False
         self._prompts = PromptReader(pair.model.vocab, pair.target_file.path)
-        self._table = Pieces(pair.model.vocab.piece)
+        self._requests = Requests(pair)
         self._runs: list[Run] = []
         self._stepping = False
         self._leaving: list[tuple[Request, Sampler | None]] = []
@@ -72,7 +64,7 @@ class Session:
     @property
     def draft_limit(self) -> int:
         """The most tokens that the draft proposes a round; 0 without a draft."""
-        return self._pair.drafter.proposals if self._pair.drafter else 0
+        return self._requests.draft_limit
 
     @property
     def pace(self) -> Pace | None:
@@ -99,12 +91,16 @@ class Session:
     def has_chat_template(self) -> bool:
         return self._pair.target_file.has_chat_template
 
-    def generate(self, prompt: Prompt, **options: Unpack[GenerateSettings]) -> Completion:
+    def generate(
+        self, prompt: Prompt, *, cancel: Cancel | None = None, **options: Unpack[GenerateSettings]
+    ) -> Completion:
         """Complete a prompt.
 
         Args:
             prompt: chat messages ({"role": ..., "content": ...}) for the model's template; or text
                 or token ids, used as they are.
+            cancel: a threading.Event, say; once it is set, by any thread or task, the text ends
+                before the next round, with what there is.
             options: the fields of GenerateOptions by name, which says what each means:
                 max_tokens: most tokens to generate; the end of the context ends the text too.
                 temperature: 0 for greedy decoding. seed: of the draws; the same seed gives the
@@ -126,7 +122,7 @@ class Session:
             no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
             closed.
         """
-        stream = self._stream(prompt, GenerateOptions.of(options))
+        stream = self._stream(prompt, GenerateOptions.of(options), cancel)
         while True:
             try:
                 next(stream)
@@ -136,13 +132,13 @@ class Session:
                 return done
 
     def stream(
-        self, prompt: Prompt, **options: Unpack[GenerateSettings]
+        self, prompt: Prompt, *, cancel: Cancel | None = None, **options: Unpack[GenerateSettings]
     ) -> Generator[Piece, None, Completion]:
         """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
         """
-        return self._stream(prompt, GenerateOptions.of(options))
+        return self._stream(prompt, GenerateOptions.of(options), cancel)
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
@@ -180,21 +176,16 @@ class Session:
         self.close()
 
     def _stream(
-        self, prompt: Prompt, options: GenerateOptions
+        self, prompt: Prompt, options: GenerateOptions, cancel: Cancel | None
     ) -> Generator[Piece, None, Completion]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = self._sampler(ids, options)
-        drafts = self.draft_limit > 0 and options.draft_max != 0
-        if sampler is not None and drafts and self._pair.engine.doubt:
-            logger.warning(
-                "exact: a draw depends on every bit of its row, and here passes over several rows "
-                "are not bitwise those over one; with a temperature this decodes without the draft"
-            )
-        request = self._request(ids, options, sampler)
+        request = self._requests.request(ids, options, sampler)
         parts: list[str] = []
         try:
             run = self._admit(request, started)
+            run.cancel = cancel
             yield from self._pieces(run, parts)
             done = self.last = finished(run, "".join(parts))
             return done
@@ -255,56 +246,19 @@ class Session:
         with self._lock:
             self._check_open()
             # another thread's step may have moved this sequence on already
-            if run.taken == len(run.sequence.tokens):
+            if run.taken < len(run.sequence.tokens):
+                return
+            if run.cancel is not None and run.cancel.is_set():
+                run.sequence.request.ending.cancel()
+            else:
                 # a step moves all sequences on, and all of them wait for it
                 with self._step(self._waiting()):
                     self._pair.engine.step()
 
-    def _request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
-        pair = self._pair
-        limit = min(options.max_tokens, self.n_ctx - len(ids))
-        ends = pair.model.vocab.ends
-        return Request(
-            prompt=ids,
-            limit=limit,
-            draft_max=self._draft_max(options.draft_max),
-            auto=self._auto(options),
-            ending=Ending(pieces=self._table, ends=ends, limit=limit, stop=options.stop),
-            draw=None if sampler is None else partial(sampler.draw, pair.context),
-            chances=None if sampler is None else self._chances(options, sampler),
-            logprobs=options.logprobs,
-            cache_prompt=options.cache_prompt,
-        )
-
-    def _chances(self, options: GenerateOptions, sampler: Sampler) -> Chances | None:
-        if options.accept == "match" or options.temperature == 0 or options.draft_max == 0:
-            return None
-        # the sampler's own numbers stay apart from the draft's
-        random = np.random.default_rng(None if options.seed is None else [options.seed, 1])
-        return Chances(
-            options.accept,
-            Dice(options.temperature, random),
-            partial(sampler.odds, self._pair.context),
-            sampler.take,
-        )
-
     def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
         with self._lock:
             self._check_open()
-            model = self._pair.model
-            if options.logprobs is not None and options.logprobs > model.vocab.size:
-                raise OptionError(
-                    f"logprobs {options.logprobs} is more than the vocabulary of {model.vocab.size}"
-                )
-            if self.exact and options.accept != "match":
-                raise OptionError(
-                    f"exact gives the text that a seed gives without the draft, accept "
-                    f"{options.accept!r} another of the same distribution; choose one of them"
-                )
-            if not needs_sampler(options, model):
-                return None
-            seed = secrets.randbelow(MAX_SEED + 1) if options.seed is None else options.seed
-            return Sampler.create(model, options, seed=seed, prompt=ids, n_ctx=self.n_ctx)
+            return self._requests.sampler(ids, options)
 
     def _admit(self, request: Request, started: float) -> Run:
         with self._lock:
@@ -319,23 +273,6 @@ class Session:
     def _waiting(self) -> list[Spent]:
         # a finished stream that nobody reads on waits for nothing
         return [run.spent for run in self._runs if run.sequence.finish_reason is None]
-
-    def _auto(self, options: GenerateOptions) -> bool:
-        """Whether the pace chooses how much to draft. Not where a seed's text would then depend on
-        how fast a machine is, or on what it has learnt from earlier requests.
-        """
-        free = options.accept == "match" or options.temperature == 0 or options.seed is None
-        return options.draft_max is None and free
-
-    def _draft_max(self, asked: int | None) -> int:
-        limit = self.draft_limit
-        if asked is None:
-            return limit
-        if asked > limit > 0:
-            logger.warning(
-                "draft_max %d is more than the draft's block gives; using %d", asked, limit
-            )
-        return min(asked, limit)
 
     def _fitting_prompt(self, prompt: Prompt) -> IntArray:
         ids = self.tokenize(prompt)

@@ -7,8 +7,8 @@ from typing import Literal
 from llamaspec.text.detokenize import Pieces, StreamDetokenizer
 from llamaspec.text.stop import StopMatcher
 
-FinishReason = Literal["stop", "length"]
-EndReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "cancelled"]
+EndReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Ending:
@@ -50,6 +50,14 @@ class Ending:
         if ahead == len(self._ahead):
             self._ahead.append(self._read(token))
         return self._ahead[ahead][1] is not None
+
+    def cancel(self) -> None:
+        """End the text after the committed tokens, unless it has ended."""
+        if self.reason is None:
+            self.reason = "cancelled"
+            # tokens that were read ahead have gone through the detokenizer, and are no part of it
+            if not self._ahead:
+                self._fresh.append(self._rest())
 
     def take(self) -> str:
         """Return the text that has become certain since the last call."""

@@ -13,7 +13,7 @@ FLOORS = [
     {"cli", "serve"},
     {"checking"},
     {"session"},
-    {"completion"},
+    {"completion", "requests"},
     {"loading", "hub", "demo"},
     {"measuring"},
     {"engine"},
