@@ -13,9 +13,9 @@ from llamaspec.errors import DecodeError
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.gguf_file import GGUFFile
-from tests.checkpoints import write
 from tests.chi_square import far
-from tests.converted import give_tables, make
+from tests.native.test_ragged import TRAINED
+from tests.native.test_ragged import pairs as pairs
 from tests.native_rig import Native, Rig, random_features, rig
 from tests.rewrite import rewrite
 
@@ -24,30 +24,12 @@ pytestmark = pytest.mark.native
 LENGTHS = [0, 5, 33, 12, 7, 20]
 WIDTHS = [3, 7, 1, 6, 5, 7]
 TEMPERATURES = [0.5, None, 1.0, 2.0, None, 0.2]
-TRAINED = ["tiny-dspark", "tiny-dspark-speculators", "tiny-dflash"]
-"""Vanilla; a reduced vocabulary, and the anchor's row read past; no head."""
 HEADS = [*TRAINED, "gated", "rnn", "deepseek4"]
 COUNTED = ["tiny-dspark", "tiny-dspark-speculators", "tiny-dflash", "rnn"]
 # both sides sum in float32, in different orders
 TOLERANCE = 1e-3
 
 Pairs = dict[str, tuple[Path, Path]]
-
-
-@pytest.fixture(scope="module")
-def pairs(shared: Path, ggufs: Path, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    """Draft and target of every name."""
-    folder, models = tmp_path_factory.mktemp("drawn"), shared / "models"
-    target = ggufs / "tiny-target-f32.gguf"
-    found = {name: (ggufs / f"{name}-f32.gguf", target) for name in TRAINED}
-    for kind in ("gated", "rnn"):
-        made = folder / f"{kind}.gguf"
-        make(models / f"tiny-dspark-{kind}", models / "tiny-target", made)
-        found[kind] = made, target
-    for name in ("deepseek4", "dflash2"):
-        ready = give_tables(write(name, folder / name / "pair"), folder / name)
-        found[name] = ready.convert("draft.gguf"), ready.target
-    return found
 
 
 @pytest.fixture(params=HEADS)
