@@ -31,11 +31,14 @@ def explanation(done: "Completion", session: "Session", asked: "GenerateOptions"
     passes = ", ".join(
         f"{rows}: {1000 * prices.verify(rows, depth):.2f}" for rows in range(1, prices.rows + 1)
     )
+    blocks = ", ".join(
+        f"{width}: {1000 * prices.draft(width, depth):.2f}" for width in range(1, prices.width + 1)
+    )
     source = "of the given file" if prices.pinned else "measured here"
     return [
         *lines,
         f"prices ({source}, at {depth} positions): a target pass in ms by rows {passes}; "
-        f"a draft {1000 * prices.draft(depth):.2f}",
+        f"a block by proposals {blocks}",
         f"going rate: {pace.rate:.0f} tokens/s; a width is taken while its tokens are worth more "
         "than its time at that rate",
         *_expected(done, pace),
@@ -56,7 +59,7 @@ def _choices(done: "Completion") -> str:
 
 
 def _expected(done: "Completion", pace: "Pace") -> list[str]:
-    lines, drafts = [], pace.prices.draft(0) > 0
+    lines, drafts = [], pace.prices.draft(pace.prices.width, 0) > 0
     if drafts and any(r.confidence is not None for r in done.rounds):
         formula = _formula("a confidence c", pace.calibration, "c")
         lines.append(f"{formula}, as learnt from what was accepted")

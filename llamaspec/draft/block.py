@@ -17,6 +17,8 @@ from llamaspec.runtime.context import DraftContext
 
 MOST_WAITING = 64
 """Rows of committed positions that wait for the next proposal; more are injected at once."""
+_A_BLOCK = 16
+"""Rows at once that can be those of a verify pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,9 @@ class BlockDrafter:
         return max(self._learnt[seq], self._waiting.end(seq) or 0)
 
     def commit(self, features: Features) -> None:
-        if len(features.seq) + len(self._waiting) <= MOST_WAITING:
+        rows = len(features.seq)
+        # prompts do not wait: they would make a text's first block late
+        if rows <= _A_BLOCK and rows + len(self._waiting) <= MOST_WAITING:
             self._waiting.add(features)
             return
         parts = list(features.parts(self._inject.capacity))

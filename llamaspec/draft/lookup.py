@@ -47,7 +47,7 @@ class LookupDrafter:
         start, match = self._indexes[anchor.seq].find(text)
         if not match:
             return NOTHING, 0
-        most = min(anchor.limit, anchor.width, self.proposals, _A_TOKEN * match)
+        most = min(anchor.limit, self.proposals, _A_TOKEN * match)
         ids = list(text[start : start + most])
         # what reaches the end of the text goes on with what it has found
         period = len(text) - start

@@ -266,9 +266,15 @@ class Engine:
         if self._drafter is None:
             return [NOTHING] * len(active)
         pacing, alone = self.pacing, len(active) == 1
-        anchors = [s.place(parked=pacing.parked(s, alone=alone)) for s in active]
+        anchors = [
+            s.place(pacing.block(s, alone=alone), parked=pacing.parked(s, alone=alone))
+            for s in active
+        ]
+        before = self._drafter.seconds
         try:
             offers = self._drafter.propose(anchors)
+            if alone and offers[0].ids and not offers[0].cheap:
+                pacing.observe_draft(active[0], self._drafter.seconds - before)
             pairs = zip(active, offers, strict=True)
             return [pacing.cut(s, offer, alone=alone) for s, offer in pairs]
         except Exception as error:

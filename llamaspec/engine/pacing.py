@@ -32,6 +32,12 @@ class Pacing:
             return False
         return not self.pace.drafts(sequence.gait)
 
+    def block(self, sequence: Sequence, *, alone: bool) -> int:
+        """How many proposals a block is to have."""
+        if self.pace is None or sequence.gait is None or not alone:
+            return sequence.request.draft_max
+        return self.pace.block(sequence.gait, sequence.n_past)
+
     def cut(self, sequence: Sequence, proposal: Proposal, *, alone: bool) -> Proposal:
         """What of a proposal is worth verifying."""
         if self.pace is None or sequence.gait is None or not alone or not proposal.ids:
@@ -55,9 +61,17 @@ class Pacing:
         calibration = self.pace.calibration_of(cheap=proposal.cheap)
         calibration.learn(proposal.confidence, found.accepted, verified)
         depth, drafted = sequence.n_past - committed, proposal.offered > 0 and not proposal.cheap
-        self.pace.learn(committed, verified, drafted=drafted, depth=depth)
+        width = sequence.gait.drafted if drafted else 0
+        self.pace.learn(committed, verified, drafted=width, depth=depth)
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:
         """Take in what a pass of one sequence took."""
         if self.pace is not None:
             self.pace.prices.observe(rows, depth, seconds)
+
+    def observe_draft(self, sequence: Sequence, seconds: float) -> None:
+        """Take in what a block of one sequence took, with the features that it waited for."""
+        gait = sequence.gait
+        # after rounds without a draft there were more of them than usual
+        if self.pace is not None and gait is not None and gait.wait is None and not gait.fresh:
+            self.pace.prices.observe_draft(gait.drafted, sequence.n_past, seconds)

@@ -98,13 +98,13 @@ class Sequence:
         """What the draft samples with, None for its likeliest tokens."""
         return None if self.request.chances is None else self.request.chances.dice
 
-    def place(self, *, parked: bool) -> Anchor:
-        """Where the draft is to go on."""
+    def place(self, width: int, *, parked: bool) -> Anchor:
+        """Where the draft is to go on, with blocks of so many proposals."""
         return Anchor(
             seq=self.slot,
             token=self.anchor,
             position=self.n_past,
-            width=self.request.draft_max,
+            width=width,
             limit=self.draft_limit,
             text=self.text,
             dice=self.dice,

@@ -36,7 +36,7 @@ _CACHE = {
 }
 # graphs of passes of a few rows that are computed again (patch 0011): a block or a verify pass of
 # every width, each with a compute buffer of its own
-_KEPT_GRAPHS, _KEPT_ROWS = 8, 16
+_KEPT_GRAPHS, _KEPT_ROWS = 16, 16
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 

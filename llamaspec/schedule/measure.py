@@ -154,12 +154,14 @@ class _Work:
         for number, rows in enumerate(self._shuffled(ends_first=least > 0)):
             if number >= least and spent():
                 return
-            for visit in range(1 + _IN_A_ROW):
+            # single rows follow one another in plain decoding, and find the caches as they left them
+            first, many = (2, 6) if rows == 1 else (1, _IN_A_ROW)
+            for visit in range(first + many):
                 self._back(depth)
                 self._tokens(rows, self.target.length(0), ALL_OUTPUT)
                 started = time.perf_counter()
                 self.target.decode_choose(self.rows, rows)
-                self._note("verify", depth, rows, started, counted=visit > 0)
+                self._note("verify", depth, rows, started, counted=visit >= first)
             if self.draft is not None:
                 self._draft_visit(self.draft, rows, depth)
             self._back(depth)

@@ -16,19 +16,26 @@ _FORGET = 0.1
 _SMOOTH = 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _CURIOSITY = 32
+_NARROW = 16
+"""Rounds with a narrower block before a whole one shows what is beyond it."""
 
 
 @dataclass
 class Gait:
     """What is known of one text. gain: by how many tokens, at the going rate, a drafted round was
     better than a plain one lately. wait: plain rounds before the next try, None while drafting.
-    patience: how many it will be next time. fresh: no try of this text yet.
+    patience: how many it will be next time. fresh: no try of this text yet. reach [block + 1]: by
+    how many a block of so many proposals was better lately than none, its own time left out.
+    narrow: rounds since a whole block was drafted. drafted: proposals of the last block.
     """
 
+    reach: list[float]
     gain: float = 0.25
     wait: int | None = None
     patience: int = _FIRST_WAIT
     fresh: bool = True
+    narrow: int = _NARROW
+    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +65,17 @@ class Pace:
     _declined: int = field(default=0, repr=False)
     _tokens: float = field(default=1.0, repr=False)
     _seconds: float = field(default=0.0, repr=False)
-    _last: Gait = field(default_factory=Gait, repr=False)
 
     def __post_init__(self) -> None:
+        # wider is better, until it is known
+        self._last = Gait([0.25 + 0.1 * n for n in range(self.prices.width + 1)])
         self._seconds = self.prices.verify(1, 0)
         self.rate = 1 / self._seconds
 
     def begin(self) -> Gait:
         """A new text: it starts from where the last one ended."""
         last = self._last
-        return Gait(last.gain, last.wait, last.patience)
+        return Gait(list(last.reach), last.gain, last.wait, last.patience, narrow=last.narrow)
 
     def end(self, gait: Gait) -> None:
         """A text is over."""
@@ -81,6 +89,15 @@ class Pace:
         gait.wait -= 1
         return False
 
+    def block(self, gait: Gait, depth: int) -> int:
+        """How many proposals to draft, as a block takes longer the wider it is."""
+        reach, rate, price = gait.reach, self.rate, self.prices.draft
+        gait.drafted = self.prices.width
+        if gait.narrow < _NARROW:
+            widths = range(1, len(reach))
+            gait.drafted = max(widths, key=lambda n: reach[n] - rate * price(n, depth))
+        return gait.drafted
+
     def width(self, gait: Gait, offer: Offer) -> int:
         """How many proposals to verify of what was drafted for one text."""
         depth, limit = offer.depth, offer.limit
@@ -90,7 +107,8 @@ class Pace:
         best = max(range(len(worth)), key=worth.__getitem__)
         if offer.cheap:
             return best or self._curious(limit)
-        net = worth[best] - self.rate * self.prices.draft(depth) - worth[0]
+        self._reached(gait, worth)
+        net = worth[best] - self.rate * self.prices.draft(gait.drafted, depth) - worth[0]
         gait.gain += _SMOOTH * (net - gait.gain)
         if gait.wait is None:
             if gait.gain < 0:
@@ -105,6 +123,17 @@ class Pace:
         gait.fresh = False
         return best
 
+    def _reached(self, gait: Gait, worth: list[float]) -> None:
+        """Take in what a block was worth, and so every narrower one."""
+        reach, most, top = gait.reach, len(worth) - 1, len(gait.reach) - 1
+        beyond = [reach[n] - reach[most] for n in range(most + 1, top + 1)]
+        best = worth[0]
+        for n in range(1, most + 1):
+            best = max(best, worth[n])
+            reach[n] += _SMOOTH * (best - worth[0] - reach[n])
+        reach[most + 1 :] = [reach[most] + more for more in beyond]
+        gait.narrow = 0 if most == top else gait.narrow + 1
+
     def calibration_of(self, *, cheap: bool) -> Calibration:
         """Of block drafts, or of proposals that were looked up."""
         return self.lookup if cheap else self.calibration
@@ -114,11 +143,11 @@ class Pace:
         self._declined = (self._declined + 1) % _CURIOSITY
         return 0 if self._declined else min(1, limit)
 
-    def learn(self, committed: int, verified: int, *, drafted: bool, depth: int) -> None:
-        """Take in what a round committed of so many verified proposals."""
+    def learn(self, committed: int, verified: int, *, drafted: int, depth: int) -> None:
+        """Take in what a round committed of so many verified proposals, `drafted` by a block."""
         seconds = self.prices.verify(verified + 1, depth)
         if drafted:
-            seconds += self.prices.draft(depth)
+            seconds += self.prices.draft(drafted, depth)
         self._tokens += _FORGET * (committed - self._tokens)
         self._seconds += _FORGET * (seconds - self._seconds)
         self.rate = max(1 / self.prices.verify(1, depth), self._tokens / self._seconds)

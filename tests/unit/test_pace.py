@@ -22,15 +22,17 @@ STAIRS = {
 }
 
 
-def curve(stairs: Sequence[float], draft: float) -> CostCurve:
+def curve(stairs: Sequence[float], draft: float, *, narrow: float | None = None) -> CostCurve:
+    """narrow: what a block of one proposal costs, those between in proportion; None for `draft`."""
     sizes = tuple(range(1, len(stairs) + 1))
     verify = Surface((0,), sizes, (tuple(stairs),))
-    return CostCurve(verify, Surface((0,), (WIDTH,), ((draft,),)))
+    least = draft if narrow is None else narrow
+    return CostCurve(verify, Surface((0,), (1, WIDTH), ((least, draft),)))
 
 
-def pace(stairs: Sequence[float], draft: float) -> Pace:
-    prices = Prices(curve(stairs, draft), rows=WIDTH + 1, width=WIDTH, pinned=True)
-    return Pace(prices, Calibration(WIDTH))
+def pace(stairs: Sequence[float], draft: float, *, narrow: float | None = None) -> Pace:
+    found = curve(stairs, draft, narrow=narrow)
+    return Pace(Prices(found, rows=WIDTH + 1, width=WIDTH, pinned=True), Calibration(WIDTH))
 
 
 @dataclass
@@ -58,15 +60,17 @@ def run(chooser: Pace, draft: Draft, *, tokens: int, seed: int = 0) -> tuple[flo
         gait, left = chooser.begin(), 96
         while left > 0:
             drafted = chooser.drafts(gait)
-            width = accepted = 0
+            width = accepted = block = 0
             if drafted:
+                block = chooser.block(gait, 0)
                 confidence, would = draft.block(dice)
-                width = chooser.width(gait, Offer(confidence, min(WIDTH, left - 1), 0))
+                confidence = confidence and confidence[:block]
+                width = chooser.width(gait, Offer(confidence, min(block, left - 1), 0))
                 accepted = min(would, width)
                 chooser.calibration.learn(confidence, accepted, width)
-                seconds += chooser.prices.draft(0)
+                seconds += chooser.prices.draft(block, 0)
             seconds += chooser.prices.verify(width + 1, 0)
-            chooser.learn(accepted + 1, width, drafted=drafted, depth=0)
+            chooser.learn(accepted + 1, width, drafted=block, depth=0)
             widths.append(width if drafted else -1)
             left -= accepted + 1
             done += accepted + 1
@@ -81,24 +85,40 @@ def would_accept(quality: float) -> list[int]:
     return [draft.block(dice)[1] for _ in range(3000)]
 
 
-def fixed(stairs: Sequence[float], price: float, quality: float, width: int) -> float:
-    """Tokens a second of a width that never changes."""
-    blocks = would_accept(quality)
+def fixed(chooser: Pace, quality: float, width: int) -> float:
+    """Tokens a second of blocks of a width that never changes."""
+    blocks, prices = would_accept(quality), chooser.prices
     tokens = sum(min(accepted, width) + 1 for accepted in blocks)
-    return tokens / (len(blocks) * (stairs[width] + (price if width else 0)))
+    return tokens / (len(blocks) * (prices.verify(width + 1, 0) + prices.draft(width, 0)))
 
 
 @pytest.mark.parametrize("confident", [True, False])
 @pytest.mark.parametrize("quality", [0.02, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("narrow", [0.3, 0.1, 0.02], ids=lambda price: f"narrow-{price}")
 @pytest.mark.parametrize("stairs", STAIRS.values(), ids=STAIRS)
 def test_no_fixed_width_is_better_and_plain_decoding_is_not(
-    stairs: Sequence[float], quality: float, confident: bool
+    stairs: Sequence[float], narrow: float, quality: float, confident: bool
 ) -> None:
-    draft, price = Draft(quality, heat=2.0, confident=confident), 0.3
-    found, _ = run(pace(stairs, price), draft, tokens=6000)
-    best = max(fixed(stairs, price, quality, width) for width in range(WIDTH + 1))
+    draft = Draft(quality, heat=2.0, confident=confident)
+    chooser = pace(stairs, 0.3, narrow=narrow)
+    found, _ = run(chooser, draft, tokens=6000)
+    best = max(fixed(chooser, quality, width) for width in range(WIDTH + 1))
     assert found > 0.95 * best
     assert found > 0.98 / stairs[0]
+
+
+def test_blocks_are_as_wide_as_pays() -> None:
+    for quality, narrow in ((0.95, False), (0.35, True)):
+        chooser = pace(STAIRS["gentle"], 0.7, narrow=0.1)
+        run(chooser, Draft(quality, heat=1.0), tokens=2000)
+        gait, blocks, dice = chooser.begin(), [], random.Random(2)
+        for _ in range(200):
+            block = chooser.block(gait, 0)
+            blocks.append(block)
+            confidence, _ = Draft(quality, heat=1.0).block(dice)
+            chooser.width(gait, Offer(confidence and confidence[:block], block, 0))
+        whole = blocks.count(WIDTH)
+        assert (whole < 60) if narrow else (whole > 150), (quality, blocks)
 
 
 def test_a_useless_draft_is_asked_seldom() -> None:
@@ -169,6 +189,10 @@ def test_prices_follow_what_passes_take_unless_they_are_pinned() -> None:
         expected = before if pinned else 1.3 * before
         assert prices.verify(4, 300) == pytest.approx(expected, rel=0.02)
         assert prices.verify(3, 300) == pytest.approx(STAIRS["gentle"][2])
+        for _ in range(400):
+            prices.observe_draft(2, 300, 0.4)
+        assert prices.draft(2, 300) == pytest.approx(0.3 if pinned else 0.4, rel=0.02)
+        assert prices.draft(3, 300) == pytest.approx(0.3)
 
 
 def test_one_pass_that_was_held_up_hardly_moves_a_price() -> None:
