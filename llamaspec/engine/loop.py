@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Iterator
+from time import perf_counter
 
 import numpy as np
 
@@ -89,6 +90,7 @@ class Engine:
         certain = [s for s in active if s.certain]
         for sequence in active:
             sequence.certain = False
+        began = perf_counter() - self._spent
         try:
             self._round(active)
         except BaseException:
@@ -98,6 +100,12 @@ class Engine:
             raise
         for sequence in certain:
             sequence.certain = True
+        if len(active) == 1:
+            self.pacing.observe_besides(active[0], perf_counter() - self._spent - began)
+
+    @property
+    def _spent(self) -> float:
+        return self._target.seconds + (self._drafter.seconds if self._drafter else 0.0)
 
     def release(self, request: Request) -> None:
         """Free the slot of a request, finished or not; its caches stay for a prompt that goes on

@@ -75,3 +75,9 @@ class Pacing:
         # after rounds without a draft there were more of them than usual
         if self.pace is not None and gait is not None and gait.wait is None and not gait.fresh:
             self.pace.prices.observe_draft(gait.drafted, sequence.n_past, seconds)
+
+    def observe_besides(self, sequence: Sequence, seconds: float) -> None:
+        """Take in what a round of one sequence took beside passes."""
+        if self.pace is not None and sequence.rounds:
+            last = sequence.rounds[-1]
+            self.pace.prices.observe_besides(seconds, drafted=last.offered > 0)

@@ -108,7 +108,7 @@ class Pace:
         if offer.cheap:
             return best or self._curious(limit)
         self._reached(gait, worth)
-        net = worth[best] - self.rate * self.prices.draft(gait.drafted, depth) - worth[0]
+        net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - worth[0]
         gait.gain += _SMOOTH * (net - gait.gain)
         if gait.wait is None:
             if gait.gain < 0:
@@ -145,12 +145,19 @@ class Pace:
 
     def learn(self, committed: int, verified: int, *, drafted: int, depth: int) -> None:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
-        seconds = self.prices.verify(verified + 1, depth)
+        plain = self.prices.verify(1, depth) + self.prices.besides(drafted=False)
+        seconds = self.prices.verify(verified + 1, depth) + self.prices.besides(drafted=False)
         if drafted:
-            seconds += self.prices.draft(drafted, depth)
+            seconds += self._drafting(drafted, depth)
         self._tokens += _FORGET * (committed - self._tokens)
         self._seconds += _FORGET * (seconds - self._seconds)
-        self.rate = max(1 / self.prices.verify(1, depth), self._tokens / self._seconds)
+        self.rate = max(1 / plain, self._tokens / self._seconds)
+
+    def _drafting(self, width: int, depth: int) -> float:
+        """Seconds by which drafting makes a round longer, before anything is verified."""
+        prices = self.prices
+        more = prices.besides(drafted=True) - prices.besides(drafted=False)
+        return prices.draft(width, depth) + max(0.0, more)
 
     def _worth(self, chances: Sequence[float], depth: int, *, stop: bool) -> list[float]:
         """Tokens less what the time could have brought, of each width from 0 on; with `stop` only

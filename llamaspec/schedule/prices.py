@@ -23,8 +23,10 @@ class Prices:
     _draft: dict[int, list[float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._factors = [1.0] * (self.rows + 1)
-        self._draft_factors = [1.0] * (self.width + 1)
+        # by how much passes differ from the curve now: one row waits for memory, several compute,
+        # and what slows one down need not slow the other
+        self._single = self._several = self._block = 1.0
+        self._besides = [0.0, 0.0]
 
     def verify(self, rows: int, depth: int) -> float:
         """A target pass over so many rows."""
@@ -34,7 +36,7 @@ class Prices:
             at = column * STEP + STEP // 2
             table = [self.curve.verify_s(max(n, 1), at) for n in range(self.rows + 1)]
             self._verify[column] = table
-        return table[rows] * self._factors[rows]
+        return table[rows] * (self._single if rows == 1 else self._several)
 
     def draft(self, width: int, depth: int) -> float:
         """What drafting so many proposals adds to a round: the block, and the features of what the
@@ -46,17 +48,31 @@ class Prices:
             at, curve = column * STEP + STEP // 2, self.curve
             table = [curve.draft_s(n, at) + curve.injection_s(n, at) for n in range(self.width + 1)]
             self._draft[column] = table
-        return table[width] * self._draft_factors[width]
+        return table[width] * self._block
+
+    def besides(self, *, drafted: bool) -> float:
+        """What a round takes beside passes; 0 where it was never seen."""
+        return self._besides[drafted]
+
+    def observe_besides(self, seconds: float, *, drafted: bool) -> None:
+        """Take in what a round took beside passes. One that was held up counts little."""
+        if not self.pinned:
+            known = self._besides[drafted]
+            self._besides[drafted] += _LEARN * (min(seconds, 2 * known or seconds) - known)
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:
         """Take in what a target pass took. One that something else held up counts little."""
-        self._learn(self._factors, rows, seconds, self.verify(rows, depth))
+        change = self._change(seconds, self.verify(rows, depth))
+        if rows == 1:
+            self._single *= change
+        else:
+            self._several *= change
 
     def observe_draft(self, width: int, depth: int, seconds: float) -> None:
         """Likewise of a block with the features before it."""
-        self._learn(self._draft_factors, width, seconds, self.draft(width, depth))
+        self._block *= self._change(seconds, self.draft(width, depth))
 
-    def _learn(self, factors: list[float], at: int, seconds: float, expected: float) -> None:
+    def _change(self, seconds: float, expected: float) -> float:
         if self.pinned or seconds <= 0 or expected <= 0:
-            return
-        factors[at] *= 1 + _LEARN * (min(max(seconds / expected, 0.5), 1.5) - 1)
+            return 1.0
+        return 1 + _LEARN * (min(max(seconds / expected, 0.5), 1.5) - 1)

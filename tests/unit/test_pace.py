@@ -180,19 +180,24 @@ def test_the_same_rounds_give_the_same_choices() -> None:
     assert first == run(pace(STAIRS["gentle"], 0.3), draft, tokens=3000)
 
 
-def test_prices_follow_what_passes_take_unless_they_are_pinned() -> None:
-    for pinned in (False, True):
-        prices = Prices(curve(STAIRS["gentle"], 0.3), rows=8, width=WIDTH, pinned=pinned)
-        before = prices.verify(4, 300)
-        for _ in range(400):
-            prices.observe(4, 300, 1.3 * before)
-        expected = before if pinned else 1.3 * before
-        assert prices.verify(4, 300) == pytest.approx(expected, rel=0.02)
-        assert prices.verify(3, 300) == pytest.approx(STAIRS["gentle"][2])
-        for _ in range(400):
-            prices.observe_draft(2, 300, 0.4)
-        assert prices.draft(2, 300) == pytest.approx(0.3 if pinned else 0.4, rel=0.02)
-        assert prices.draft(3, 300) == pytest.approx(0.3)
+@pytest.mark.parametrize("pinned", [False, True])
+def test_prices_follow_what_passes_take_unless_they_are_pinned(pinned: bool) -> None:
+    prices = Prices(curve(STAIRS["gentle"], 0.3), rows=8, width=WIDTH, pinned=pinned)
+    gentle, slower = STAIRS["gentle"], 1.0 if pinned else 1.3
+    for _ in range(400):
+        prices.observe(4, 300, 1.3 * gentle[3])
+    # passes over several rows are slowed down by the same things, those over one by others
+    assert prices.verify(4, 300) == pytest.approx(slower * gentle[3], rel=0.02)
+    assert prices.verify(3, 300) == pytest.approx(slower * gentle[2], rel=0.02)
+    assert prices.verify(1, 300) == gentle[0]
+    for _ in range(400):
+        prices.observe(1, 300, 0.9 * gentle[0])
+        prices.observe_draft(2, 300, 0.4)
+        prices.observe_besides(0.07, drafted=True)
+    assert prices.verify(1, 300) == pytest.approx((1.0 if pinned else 0.9) * gentle[0], rel=0.02)
+    assert prices.draft(3, 300) == pytest.approx(0.3 if pinned else 0.4, rel=0.02)
+    assert prices.besides(drafted=True) == pytest.approx(0.0 if pinned else 0.07, rel=0.02)
+    assert prices.besides(drafted=False) == 0
 
 
 def test_one_pass_that_was_held_up_hardly_moves_a_price() -> None:
