@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal, Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.pacing import Pacing
@@ -222,8 +222,7 @@ class Engine:
                 self._target.decode(batch)
             if drafting:
                 count = batch.size
-                positions = list(range(start, start + count))
-                self._learn(list(range(count)), [sequence.slot] * count, positions)
+                self._learn(list(range(count)), [Span(sequence.slot, start, count)])
         sequence.commit([first])
         sequence.clean = end
 
@@ -316,8 +315,7 @@ class Engine:
         replayed: int,
     ) -> None:
         rows: list[int] = []
-        seqs: list[int] = []
-        positions: list[int] = []
+        spans: list[Span] = []
         for sequence, proposal, start, result in zip(
             active, proposals, starts, verified, strict=True
         ):
@@ -335,12 +333,11 @@ class Engine:
             if kept <= len(ids):
                 self._cut(sequence)
             # a text's last rows too: the next turn then goes on from where plain decoding would
-            if sequence.request.draft_max > 0:
+            if kept and sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
-                seqs += [slot] * kept
-                positions += range(position, position + kept)
+                spans.append(Span(slot, position, kept))
         if rows and self._learns:
-            self._learn(rows, seqs, positions)
+            self._learn(rows, spans)
 
     def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
         """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
@@ -354,11 +351,11 @@ class Engine:
             for token, own, others, values in zip(*columns, strict=True)
         ]
 
-    def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
+    def _learn(self, rows: list[int], spans: list[Span]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
         assert self._drafter is not None
         try:
-            self._drafter.commit(Features(self._target.features_view(rows), seqs, positions))
+            self._drafter.commit(Features(self._target.features_view(rows), spans))
         except Exception as error:
             self._warn(error)
 

@@ -18,7 +18,7 @@ class Block:
     kept: list[tuple[int, int]] = field(default_factory=list)
 
     def commit(self, features: Features) -> None:
-        self.kept.append((-1, len(features.seq)))
+        self.kept.append((-1, len(features.rows)))
 
     def keep(self, seq: int, length: int) -> int:
         self.kept.append((seq, length))
