@@ -27,13 +27,11 @@ class Prices:
 
     def verify(self, rows: int, depth: int) -> float:
         """A target pass over so many rows."""
-        column = depth // STEP
-        table = self._verify.get(column)
-        if table is None:
-            at = column * STEP + STEP // 2
-            table = [self.curve.verify_s(max(n, 1), at) for n in range(self.rows + 1)]
-            self._verify[column] = table
-        return table[rows] * self._factors[rows]
+        return self._table(depth)[rows] * self._factors[rows]
+
+    def verify_all(self, depth: int) -> list[float]:
+        """Of every number of rows up to the most, from a place 0 on that means nothing."""
+        return [a * b for a, b in zip(self._table(depth), self._factors, strict=True)]
 
     def draft(self, depth: int) -> float:
         """What drafting adds to a round: the block, and the features of committed rows."""
@@ -44,6 +42,15 @@ class Prices:
             found = self.curve.draft_s(self.width, at) + self.curve.injection_s(self.width, at)
             self._draft[column] = found
         return found
+
+    def _table(self, depth: int) -> list[float]:
+        column = depth // STEP
+        table = self._verify.get(column)
+        if table is None:
+            at = column * STEP + STEP // 2
+            table = [self.curve.verify_s(max(n, 1), at) for n in range(self.rows + 1)]
+            self._verify[column] = table
+        return table
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:
         """Take in what a target pass took. One that something else held up counts little."""
