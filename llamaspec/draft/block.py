@@ -47,6 +47,7 @@ class BlockDrafter:
     """
 
     reads_features = True
+    proposes_parked = False
 
     def __init__(
         self, context: DraftContext, layout: BlockLayout, head: DraftHead | None = None

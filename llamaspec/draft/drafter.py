@@ -114,6 +114,12 @@ class Drafter(Protocol):
     def reads_features(self) -> bool:
         """Whether `commit` is wanted; a drafter that reads text alone spares the target that."""
 
+    @property
+    def proposes_parked(self) -> bool:
+        """Whether there can be a proposal for a parked sequence. Where there is none, it need not
+        be asked for.
+        """
+
     def commit(self, features: Features) -> None:
         """Learn committed rows, now or when a proposal needs them. Positions of a sequence come in
         order and without a gap. Raises where learning fails; the rows then count as known.

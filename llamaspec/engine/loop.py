@@ -262,10 +262,12 @@ class Engine:
         self._target.publish(wanted)
 
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
-        if self._drafter is None:
-            return [NOTHING] * len(active)
         pacing, alone = self.pacing, len(active) == 1
-        anchors = [s.place(parked=pacing.parked(s, alone=alone)) for s in active]
+        parked = [pacing.parked(s, alone=alone) for s in active]
+        if self._drafter is None or (all(parked) and not self._drafter.proposes_parked):
+            return [NOTHING] * len(active)
+        places = zip(active, parked, strict=True)
+        anchors = [sequence.place(parked=waits) for sequence, waits in places]
         try:
             offers = self._drafter.propose(anchors)
             pairs = zip(active, offers, strict=True)

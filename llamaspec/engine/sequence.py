@@ -82,7 +82,7 @@ class Sequence:
         """Positions in the target's KV cache, and feature rows in the draft's: all but the
         anchor.
         """
-        return len(self.request.prompt) + len(self.tokens) - 1
+        return len(self.text) - 1
 
     @property
     def remaining(self) -> int:

@@ -89,6 +89,7 @@ class FakeDrafter:
     guess: Rule
     proposals: int = 4
     reads_features: bool = True
+    proposes_parked: bool = False
     seconds: float = 0.0
     slots: int = 1
     fail_propose: set[int] = field(default_factory=set)

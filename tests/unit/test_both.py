@@ -13,6 +13,7 @@ class Block:
 
     proposals: int = 3
     reads_features: bool = True
+    proposes_parked: bool = False
     seconds: float = 1.5
     asked: list[list[int]] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
