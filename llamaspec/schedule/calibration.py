@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 _LEAST = 1e-6
+_MOST = 1 - _LEAST
 _REMEMBER = 100
 
 
@@ -45,10 +46,11 @@ class Calibration:
 
 
 def _sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-max(-60.0, min(60.0, x))))
+    x = 60.0 if x > 60.0 else -60.0 if x < -60.0 else x
+    return 1 / (1 + math.exp(-x))
 
 
 def _logit(c: float) -> float:
-    # in this order a NaN, of a damaged draft, is the least
-    c = min(max(_LEAST, c), 1 - _LEAST)
+    # of these comparisons a NaN, of a damaged draft, fails the first: it is the least
+    c = (c if c < _MOST else _MOST) if c > _LEAST else _LEAST
     return math.log(c / (1 - c))

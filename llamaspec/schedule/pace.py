@@ -116,12 +116,13 @@ class Pace:
 
     def learn(self, committed: int, verified: int, *, drafted: bool, depth: int) -> None:
         """Take in what a round committed of so many verified proposals."""
-        seconds = self.prices.verify(verified + 1, depth)
+        prices = self.prices
+        seconds = prices.verify(verified + 1, depth)
         if drafted:
-            seconds += self.prices.draft(depth)
+            seconds += prices.draft(depth)
         self._tokens += _FORGET * (committed - self._tokens)
         self._seconds += _FORGET * (seconds - self._seconds)
-        self.rate = max(1 / self.prices.verify(1, depth), self._tokens / self._seconds)
+        self.rate = max(1 / prices.verify(1, depth), self._tokens / self._seconds)
 
     def _worth(self, chances: Sequence[float], depth: int, *, stop: bool) -> list[float]:
         """Tokens less what the time could have brought, of each width from 0 on; with `stop` only

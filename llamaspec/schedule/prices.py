@@ -56,5 +56,6 @@ class Prices:
         """Take in what a target pass took. One that something else held up counts little."""
         if self.pinned or seconds <= 0:
             return
-        ratio = seconds / self.verify(rows, depth)
-        self._factors[rows] *= 1 + _LEARN * (min(max(ratio, 0.5), 1.5) - 1)
+        factor = self._factors[rows]
+        ratio = seconds / (self._table(depth)[rows] * factor)
+        self._factors[rows] = factor * (1 + _LEARN * (min(max(ratio, 0.5), 1.5) - 1))
