@@ -53,6 +53,7 @@ class Misleading:
     def __post_init__(self) -> None:
         self.proposals = self.drafter.proposals
         self.reads_features = self.drafter.reads_features
+        self.proposes_parked = self.drafter.proposes_parked
         self.seconds = 0.0
 
     def commit(self, features: Features) -> None:

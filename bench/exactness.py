@@ -78,6 +78,7 @@ class ScriptedDrafter:
     """Proposes a known text, each token wrong with a fixed chance."""
 
     reads_features = False
+    proposes_parked = False
     seconds = 0.0
 
     def __init__(self, proposals: int, seed: int) -> None:

@@ -1,7 +1,7 @@
 """A completion: what a caller gets, and the clock and state of one under way."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,9 +78,9 @@ class Clock:
     calls.
     """
 
-    def __init__(self, pair: Pair, spent: Iterable[Spent]) -> None:
+    def __init__(self, pair: Pair, spent: Collection[Spent]) -> None:
         self._pair = pair
-        self._spent = list(spent)
+        self._spent = spent
 
     def __enter__(self) -> None:
         self._draft, self._verify = self._native()

@@ -3,13 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, TypedDict, TypeVar, Unpack
 
 from llamaspec import demo, hub
 from llamaspec.completion import Cancel, Clock, Completion, Piece, Run, Spent, finished
@@ -35,6 +35,8 @@ from llamaspec.trace import TokenLogprob
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
+
+T = TypeVar("T")
 
 
 class Session:
@@ -203,13 +205,12 @@ class Session:
             if sampler is not None:
                 sampler.close()
 
-    @contextmanager
-    def _step(self, spent: list[Spent]) -> Iterator[None]:
-        """What moves sequences on: all that wait pay for it, and none leaves meanwhile."""
+    def _step(self, move: Callable[[], T], spent: list[Spent]) -> T:
+        """Move sequences on: all that wait pay for it, and none leaves meanwhile."""
         self._stepping = True
         try:
             with Clock(self._pair, spent):
-                yield
+                return move()
         finally:
             self._stepping = False
             while self._leaving:
@@ -252,8 +253,7 @@ class Session:
                 run.sequence.request.ending.cancel()
             else:
                 # a step moves all sequences on, and all of them wait for it
-                with self._step(self._waiting()):
-                    self._pair.engine.step()
+                self._step(self._pair.engine.step, self._waiting())
 
     def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
         with self._lock:
@@ -264,8 +264,8 @@ class Session:
         with self._lock:
             self._check_open()
             spent = Spent(time.perf_counter() - started)
-            with self._step([spent, *self._waiting()]):
-                sequence = self._pair.engine.admit(request)
+            admit = partial(self._pair.engine.admit, request)
+            sequence = self._step(admit, [spent, *self._waiting()])
             run = Run(sequence, spent, first_token_s=spent.total_s)
             self._runs.append(run)
             return run

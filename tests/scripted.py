@@ -19,6 +19,7 @@ class ScriptedDrafter:
     right: Sequence[int] = (0,)
     proposals: int = WIDEST
     reads_features: bool = False
+    proposes_parked: bool = False
     seconds: float = 0.0
     rounds: dict[int, int] = field(default_factory=dict)
 

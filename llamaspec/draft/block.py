@@ -49,6 +49,7 @@ class BlockDrafter:
     """
 
     reads_features = True
+    proposes_parked = False
 
     def __init__(
         self, context: DraftContext, layout: BlockLayout, head: DraftHead | None = None
@@ -61,7 +62,7 @@ class BlockDrafter:
         self._blocks = Batch.create(shape.n_seq * (layout.proposals + layout.first))
         self._inject = Batch.create(shape.n_batch, context.feature_width)
         self._masks = [layout.mask] * (layout.proposals + layout.first)
-        self._waiting = Waiting()
+        self._waiting = Waiting(context.feature_width, MOST_WAITING)
         # positions that the cache holds, and the sequences where a failure may have left more
         self._learnt = [0] * shape.n_seq
         self._unsure: set[int] = set()
@@ -96,10 +97,10 @@ class BlockDrafter:
         return max(self._learnt[seq], self._waiting.end(seq) or 0)
 
     def commit(self, features: Features) -> None:
-        rows = len(features.seq)
+        rows = len(features.rows)
         # prompts do not wait: they would make a text's first block late
         if rows <= _A_BLOCK and rows + len(self._waiting) <= MOST_WAITING:
-            self._waiting.add(features)
+            self._wait(features)
             return
         parts = list(features.parts(self._inject.capacity))
         try:
@@ -110,8 +111,14 @@ class BlockDrafter:
         except BaseException:
             # what cannot be injected waits, to be made good in a later round
             for part in parts:
-                self._waiting.add(part)
+                self._wait(part)
             raise
+
+    def _wait(self, features: Features) -> None:
+        for (seq, start, _), rows in features.by_span():
+            # behind a gap, which an interruption can leave, rows are of no use
+            if start == self.known(seq):
+                self._waiting.add(seq, start, rows)
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         wanted = [
@@ -214,23 +221,27 @@ class BlockDrafter:
             return
         if seqs & self._unsure:
             # an interruption may have left rows here that the cache holds already
-            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
+            for seq in seqs:
+                self._waiting.drop_below(seq, self._learnt[seq])
         features = self._waiting.of(seqs)
         for part in features.parts(self._inject.capacity) if features else ():
             self._learn(part)
 
     def _learn(self, features: Features) -> None:
-        seqs = set(features.seq)
-        for seq in seqs & self._unsure:
-            self._context.truncate(seq, self._learnt[seq])
-        self._unsure |= seqs
-        self._inject.set_embeddings(features.rows, features.position, features.seq)
+        positions: list[int] = []
+        seqs: list[int] = []
+        for seq, start, count in features.spans:
+            if seq in self._unsure:
+                self._context.truncate(seq, self._learnt[seq])
+            self._unsure.add(seq)
+            positions += range(start, start + count)
+            seqs += [seq] * count
+        self._inject.set_embeddings(features.rows, positions, seqs)
         self._context.decode(self._inject)
-        for seq, position in zip(features.seq, features.position, strict=True):
-            self._learnt[seq] = position + 1
-        if self._waiting:
-            self._waiting.drop_below({seq: self._learnt[seq] for seq in seqs})
-        self._unsure -= seqs
+        for seq, start, count in features.spans:
+            self._learnt[seq] = end = start + count
+            self._waiting.drop_below(seq, end)
+            self._unsure.discard(seq)
 
 
 @dataclass(frozen=True)

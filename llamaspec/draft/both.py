@@ -10,6 +10,8 @@ LONG = 8
 class BothDrafters:
     """Asks the lookup first, and the block draft for the sequences without a long match."""
 
+    proposes_parked = True
+
     def __init__(self, block: Drafter, lookup: LookupDrafter) -> None:
         self.block = block
         self._lookup = lookup

@@ -1,6 +1,6 @@
 """The seam between the loop and whatever proposes tokens."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -60,38 +60,39 @@ class Proposal(NamedTuple):
 NOTHING = Proposal()
 
 
+class Span(NamedTuple):
+    """`length` positions of a sequence, from `start` on."""
+
+    seq: int
+    start: int
+    length: int
+
+
 class Features(NamedTuple):
-    """Target features of committed rows: rows [n, taps * width], slot and position of each.
+    """Target features of committed rows: rows [n, taps * width], and whose they are, in order.
 
     The rows may be borrowed: they are valid during `Drafter.commit` only.
     """
 
     rows: FloatArray
-    seq: list[int]
-    position: list[int]
+    spans: list[Span]
+
+    def by_span(self) -> Iterator[tuple[Span, FloatArray]]:
+        """The rows of each span."""
+        first = 0
+        for span in self.spans:
+            yield span, self.rows[first : first + span.length]
+            first += span.length
 
     def parts(self, size: int) -> Iterator["Features"]:
         """The same rows, at most `size` at a time."""
-        for start in range(0, len(self.seq), size):
-            part = slice(start, start + size)
-            yield Features(self.rows[part], self.seq[part], self.position[part])
-
-    def only(self, seqs: Collection[int]) -> "Features":
-        """The rows of the given sequences."""
-        return self.where(lambda seq, _: seq in seqs)
-
-    def where(self, wanted: Callable[[int, int], bool]) -> "Features":
-        """The rows whose sequence and position are wanted; the same object where all are."""
-        pairs = zip(self.seq, self.position, strict=True)
-        kept = [i for i, (seq, position) in enumerate(pairs) if wanted(seq, position)]
-        if len(kept) == len(self.seq):
-            return self
-        positions = [self.position[i] for i in kept]
-        return Features(self.rows[kept], [self.seq[i] for i in kept], positions)
-
-    def copy(self) -> "Features":
-        """The same with rows of its own."""
-        return Features(self.rows.copy(), self.seq, self.position)
+        if len(self.rows) <= size:
+            yield self
+            return
+        for (seq, start, length), rows in self.by_span():
+            for done in range(0, length, size):
+                part = rows[done : done + size]
+                yield Features(part, [Span(seq, start + done, len(part))])
 
 
 class Drafter(Protocol):
@@ -112,6 +113,12 @@ class Drafter(Protocol):
     @property
     def reads_features(self) -> bool:
         """Whether `commit` is wanted; a drafter that reads text alone spares the target that."""
+
+    @property
+    def proposes_parked(self) -> bool:
+        """Whether there can be a proposal for a parked sequence. Where there is none, it need not
+        be asked for.
+        """
 
     def commit(self, features: Features) -> None:
         """Learn committed rows, now or when a proposal needs them. Positions of a sequence come in

@@ -19,6 +19,7 @@ class LookupDrafter:
     """
 
     reads_features = False
+    proposes_parked = True
     seconds = 0.0
 
     def __init__(self, proposals: int = PROPOSALS) -> None:

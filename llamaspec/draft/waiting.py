@@ -1,60 +1,106 @@
 """Features that a draft has been given and not yet computed on."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Container
 
 import numpy as np
 
-from llamaspec.draft.drafter import Features
+from llamaspec.draft.drafter import Features, Span
+from llamaspec.runtime.arrays import FloatArray
 
 
 class Waiting:
-    """Rows of several sequences, those of each in the order of their positions."""
+    """Rows of several sequences; those of each follow one another in position and in memory."""
 
-    def __init__(self) -> None:
-        self._parts: list[Features] = []
+    def __init__(self, width: int, usual: int) -> None:
+        """width: of a row. usual: how many rows of a sequence to make room for at once."""
+        self._width = width
+        self._usual = usual
+        self._lines: dict[int, _Line] = {}
+        self._total = 0
 
     def __len__(self) -> int:
-        return sum(len(part.seq) for part in self._parts)
+        return self._total
 
-    def add(self, features: Features) -> None:
-        """Take a copy of rows that follow those of the same sequences here."""
-        self._parts.append(features.copy())
+    def add(self, seq: int, start: int, rows: FloatArray) -> None:
+        """Take a copy of rows [n, width] of positions start, start + 1, ..., which follow those of
+        the sequence here.
+        """
+        line = self._lines.get(seq)
+        if line is None:
+            line = self._lines[seq] = _Line(np.empty((self._usual, self._width), np.float32))
+        assert line.count == 0 or line.start + line.count == start, "rows come without gaps"
+        line.add(start, rows)
+        self._total += len(rows)
 
-    def of(self, seqs: Iterable[int]) -> Features | None:
-        """The rows of the given sequences; None where there are none."""
-        wanted = set(seqs)
-        found = [part.only(wanted) for part in self._parts]
-        found = [part for part in found if part.seq]
+    def of(self, seqs: Container[int]) -> Features | None:
+        """The rows of the given sequences, None where there are none: those of a single sequence
+        are borrowed, valid until rows are added.
+        """
+        found = [(seq, line) for seq, line in self._lines.items() if line.count and seq in seqs]
         if not found:
             return None
+        spans = [Span(seq, line.start, line.count) for seq, line in found]
         if len(found) == 1:
-            return found[0]
-        return Features(
-            np.concatenate([part.rows for part in found]),
-            [seq for part in found for seq in part.seq],
-            [position for part in found for position in part.position],
-        )
+            return Features(found[0][1].rows, spans)
+        return Features(np.concatenate([line.rows for _, line in found]), spans)
 
     def end(self, seq: int) -> int | None:
         """The position after the last row of a sequence; None where it has no rows."""
-        for part in reversed(self._parts):
-            if seq in part.seq:
-                pairs = zip(part.seq, part.position, strict=True)
-                return 1 + max(position for slot, position in pairs if slot == seq)
-        return None
+        line = self._lines.get(seq)
+        return line.start + line.count if line is not None and line.count else None
 
     def every(self) -> set[int]:
         """The sequences that have rows here."""
-        return {seq for part in self._parts for seq in part.seq}
+        return {seq for seq, line in self._lines.items() if line.count}
 
     def drop(self, seq: int, start: int = 0) -> None:
         """Forget the rows of a sequence from position `start` on."""
-        self._keep(lambda slot, position: slot != seq or position < start)
+        line = self._lines.get(seq)
+        if line is not None and line.start + line.count > start:
+            kept = max(0, start - line.start)
+            self._total -= line.count - kept
+            line.count = kept
 
-    def drop_below(self, ends: Mapping[int, int]) -> None:
-        """Forget the rows of sequences at positions below their ends."""
-        self._keep(lambda seq, position: position >= ends.get(seq, 0))
+    def drop_below(self, seq: int, end: int) -> None:
+        """Forget the rows of a sequence at positions below `end`."""
+        line = self._lines.get(seq)
+        if line is not None and line.start < end:
+            gone = min(line.count, end - line.start)
+            self._total -= gone
+            line.first += gone
+            line.start += gone
+            line.count -= gone
 
-    def _keep(self, stays: Callable[[int, int], bool]) -> None:
-        parts = [part.where(stays) for part in self._parts]
-        self._parts = [part for part in parts if part.seq]
+
+class _Line:
+    """The rows of one sequence: `count` of memory from row `first` on, of positions from `start`
+    on.
+    """
+
+    __slots__ = ("count", "first", "memory", "start")
+
+    def __init__(self, memory: FloatArray) -> None:
+        self.memory = memory
+        self.first = self.start = self.count = 0
+
+    @property
+    def rows(self) -> FloatArray:
+        return self.memory[self.first : self.first + self.count]
+
+    def add(self, start: int, rows: FloatArray) -> None:
+        if not self.count:
+            self.first, self.start = 0, start
+        end = self.first + self.count
+        if end + len(rows) > len(self.memory):
+            self._make_room(len(rows))
+            end = self.count
+        self.memory[end : end + len(rows)] = rows
+        self.count += len(rows)
+
+    def _make_room(self, more: int) -> None:
+        """Move the rows to the beginning, of larger memory where it has to be."""
+        rows = self.rows.copy()
+        if self.count + more > len(self.memory):
+            self.memory = np.empty((self.count + more, self.memory.shape[1]), np.float32)
+        self.memory[: self.count] = rows
+        self.first = 0

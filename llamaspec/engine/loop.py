@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal, Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.pacing import Pacing
@@ -230,8 +230,7 @@ class Engine:
                 self._target.decode(batch)
             if drafting:
                 count = batch.size
-                positions = list(range(start, start + count))
-                self._learn(list(range(count)), [sequence.slot] * count, positions)
+                self._learn(list(range(count)), [Span(sequence.slot, start, count)])
         sequence.commit([first])
         sequence.clean = end
 
@@ -271,12 +270,13 @@ class Engine:
         self._target.publish(wanted)
 
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
-        if self._drafter is None:
-            return [NOTHING] * len(active)
         pacing, alone = self.pacing, len(active) == 1
+        parked = [pacing.parked(s, alone=alone) for s in active]
+        if self._drafter is None or (all(parked) and not self._drafter.proposes_parked):
+            return [NOTHING] * len(active)
         anchors = [
-            s.place(pacing.block(s, alone=alone), parked=pacing.parked(s, alone=alone))
-            for s in active
+            sequence.place(pacing.block(sequence, alone=alone), parked=waits)
+            for sequence, waits in zip(active, parked, strict=True)
         ]
         before = self._drafter.seconds
         try:
@@ -330,8 +330,7 @@ class Engine:
         replayed: int,
     ) -> None:
         rows: list[int] = []
-        seqs: list[int] = []
-        positions: list[int] = []
+        spans: list[Span] = []
         for sequence, proposal, start, result in zip(
             active, proposals, starts, verified, strict=True
         ):
@@ -349,12 +348,11 @@ class Engine:
             if kept <= len(ids):
                 self._cut(sequence)
             # a text's last rows too: the next turn then goes on from where plain decoding would
-            if sequence.request.draft_max > 0:
+            if kept and sequence.request.draft_max > 0:
                 rows += range(start, start + kept)
-                seqs += [slot] * kept
-                positions += range(position, position + kept)
+                spans.append(Span(slot, position, kept))
         if rows and self._learns:
-            self._learn(rows, seqs, positions)
+            self._learn(rows, spans)
 
     def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
         """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
@@ -368,11 +366,11 @@ class Engine:
             for token, own, others, values in zip(*columns, strict=True)
         ]
 
-    def _learn(self, rows: list[int], seqs: list[int], positions: list[int]) -> None:
+    def _learn(self, rows: list[int], spans: list[Span]) -> None:
         """Hand the features of committed rows of the last batch to the drafter."""
         assert self._drafter is not None
         try:
-            self._drafter.commit(Features(self._target.features_view(rows), seqs, positions))
+            self._drafter.commit(Features(self._target.features_view(rows), spans))
         except Exception as error:
             self._warn(error)
 

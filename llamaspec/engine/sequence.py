@@ -67,6 +67,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()
+        self._before = len(self.text) - 1
 
     @property
     def finish_reason(self) -> EndReason | None:
@@ -82,21 +83,19 @@ class Sequence:
         """Positions in the target's KV cache, and feature rows in the draft's: all but the
         anchor.
         """
-        return len(self.request.prompt) + len(self.tokens) - 1
-
-    @property
-    def remaining(self) -> int:
-        return self.request.limit - len(self.tokens)
+        return self._before + len(self.tokens)
 
     @property
     def draft_limit(self) -> int:
         """The most proposals that can still become text: the last token is the target's own."""
-        return max(0, min(self.request.draft_max, self.remaining - 1))
+        request = self.request
+        return max(0, min(request.draft_max, request.limit - len(self.tokens) - 1))
 
     @property
     def dice(self) -> Dice | None:
         """What the draft samples with, None for its likeliest tokens."""
-        return None if self.request.chances is None else self.request.chances.dice
+        chances = self.request.chances
+        return None if chances is None else chances.dice
 
     def place(self, width: int, *, parked: bool) -> Anchor:
         """Where the draft is to go on, with blocks of so many proposals."""
@@ -131,8 +130,9 @@ class Sequence:
         """Append tokens up to where the text ends; return how many were kept."""
         ending = self.request.ending
         kept = ending.extend(tokens)
-        self.tokens.extend(tokens[:kept])
-        self.text.extend(tokens[:kept])
+        taken = tokens[:kept]
+        self.tokens += taken
+        self.text += taken
         del self.decided[:kept]
         if self.failure is not None and ending.reason is None:
             ending.reason = "error"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 _LEAST = 1e-6
+_MOST = 1 - _LEAST
 _REMEMBER = 100
 
 
@@ -25,7 +26,8 @@ class Calibration:
         """Of each of `count` proposals, from their confidences or without any."""
         if confidence is None:
             return self.rates[:count]
-        return [self._probability(c) for c in confidence]
+        offset, slope = self.offset, self.slope
+        return [_sigmoid(offset + slope * _logit(c)) for c in confidence[:count]]
 
     def learn(self, confidence: Sequence[float] | None, accepted: int, verified: int) -> None:
         """Take in how many of the verified proposals were accepted: those and the first after them
@@ -38,16 +40,17 @@ class Calibration:
                 self.rates[i] += (hit - self.rates[i]) / self._seen[i]
                 continue
             score = _logit(confidence[i])
-            gradient = 0.05 * (hit - self._probability(confidence[i]))
+            gradient = 0.05 * (hit - _sigmoid(self.offset + self.slope * score))
             self.offset += gradient
             self.slope = max(0.1, self.slope + gradient * score / (1 + score * score))
 
-    def _probability(self, c: float) -> float:
-        x = self.offset + self.slope * _logit(c)
-        return 1 / (1 + math.exp(-max(-60.0, min(60.0, x))))
+
+def _sigmoid(x: float) -> float:
+    x = 60.0 if x > 60.0 else -60.0 if x < -60.0 else x
+    return 1 / (1 + math.exp(-x))
 
 
 def _logit(c: float) -> float:
-    # in this order a NaN, of a damaged draft, is the least
-    c = min(max(_LEAST, c), 1 - _LEAST)
+    # of these comparisons a NaN, of a damaged draft, fails the first: it is the least
+    c = (c if c < _MOST else _MOST) if c > _LEAST else _LEAST
     return math.log(c / (1 - c))

@@ -8,6 +8,7 @@ that the choices reach (renewal reward; Dinkelbach's method for a ratio of sums)
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.prices import Prices
@@ -38,8 +39,7 @@ class Gait:
     drafted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A drafted block. limit: how many of its proposals can be verified. depth: positions in the
     KV cache. sampled: its ids are draws, so that how many are verified must not depend on what was
     drawn later. cheap: no pass was computed for it.
@@ -102,9 +102,9 @@ class Pace:
         """How many proposals to verify of what was drafted for one text."""
         depth, limit = offer.depth, offer.limit
         calibration = self.calibration_of(cheap=offer.cheap)
-        chances = calibration.probabilities(offer.confidence, limit)[:limit]
+        chances = calibration.probabilities(offer.confidence, limit)
         worth = self._worth(chances, depth, stop=offer.sampled)
-        best = max(range(len(worth)), key=worth.__getitem__)
+        best = worth.index(max(worth))
         if offer.cheap:
             return best or self._curious(limit)
         self._reached(gait, worth)
@@ -165,11 +165,12 @@ class Pace:
         tokens that it would admit.
         """
         survival, tokens = 1.0, 1.0
-        worth = [1 - self.rate * self.prices.verify(1, depth)]
-        for width, chance in enumerate(chances, 1):
+        rate, prices = self.rate, self.prices.verify_all(depth)
+        worth = [1 - rate * prices[1]]
+        for chance, price in zip(chances, prices[2:], strict=False):
             survival *= chance
             tokens += survival
-            worth.append(tokens - self.rate * self.prices.verify(width + 1, depth))
+            worth.append(tokens - rate * price)
             if stop and worth[-1] < worth[-2]:
                 break
         return worth

@@ -30,13 +30,13 @@ class Prices:
 
     def verify(self, rows: int, depth: int) -> float:
         """A target pass over so many rows."""
-        column = depth // STEP
-        table = self._verify.get(column)
-        if table is None:
-            at = column * STEP + STEP // 2
-            table = [self.curve.verify_s(max(n, 1), at) for n in range(self.rows + 1)]
-            self._verify[column] = table
-        return table[rows] * (self._single if rows == 1 else self._several)
+        return self._table(depth)[rows] * (self._single if rows == 1 else self._several)
+
+    def verify_all(self, depth: int) -> list[float]:
+        """Of every number of rows up to the most, from a place 0 on that means nothing."""
+        found = [seconds * self._several for seconds in self._table(depth)]
+        found[1] = self.verify(1, depth)
+        return found
 
     def draft(self, width: int, depth: int) -> float:
         """What drafting so many proposals adds to a round: the block, and the features of what the
@@ -59,6 +59,15 @@ class Prices:
         if not self.pinned:
             known = self._besides[drafted]
             self._besides[drafted] += _LEARN * (min(seconds, 2 * known or seconds) - known)
+
+    def _table(self, depth: int) -> list[float]:
+        column = depth // STEP
+        table = self._verify.get(column)
+        if table is None:
+            at = column * STEP + STEP // 2
+            table = [self.curve.verify_s(max(n, 1), at) for n in range(self.rows + 1)]
+            self._verify[column] = table
+        return table
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:
         """Take in what a target pass took. One that something else held up counts little."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-class Pieces(dict[int, tuple[bytes, str | None]]):
-    """What each token adds to a text: its bytes, and those as text where they are whole characters.
+class Pieces(dict[int, str | bytes]):
+    """What each token adds to a text: as text where that is whole characters, else as bytes.
 
     Filled when first asked; one table serves all streams of a vocabulary.
     """
@@ -17,12 +17,12 @@ class Pieces(dict[int, tuple[bytes, str | None]]):
         super().__init__()
         self._piece = piece
 
-    def __missing__(self, token: int) -> tuple[bytes, str | None]:
+    def __missing__(self, token: int) -> str | bytes:
         raw = self._piece(token)
         try:
-            found: tuple[bytes, str | None] = raw, raw.decode()
+            found: str | bytes = raw.decode()
         except UnicodeDecodeError:
-            found = raw, None
+            found = raw
         self[token] = found
         return found
 
@@ -41,10 +41,12 @@ class StreamDetokenizer:
 
     def push(self, token: int) -> str:
         """Take the next token id; return the text that is complete now, often its whole piece."""
-        raw, text = self._pieces[token]
-        if text is not None and not self._unfinished:
-            return text
-        text = self._decoder.decode(raw)
+        piece = self._pieces[token]
+        if isinstance(piece, str):
+            if not self._unfinished:
+                return piece
+            piece = piece.encode()
+        text = self._decoder.decode(piece)
         self._unfinished = bool(self._decoder.getstate()[0])
         return text
 

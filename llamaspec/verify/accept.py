@@ -1,6 +1,5 @@
 """Acceptance: which proposals the target agrees with. Pure; knows nothing of models."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -35,14 +34,11 @@ def accept(choices: Iterable[int], proposal: Sequence[int]) -> Verification:
     every deterministic proposal: one draw a committed token, in order). Choices that give out
     early, where the text ends, end the result.
     """
-    source = iter(choices)
+    proposed = iter(proposal)
     tokens: list[int] = []
-    for proposed in proposal:
-        chosen = next(source, None)
-        if chosen is None:
-            return Verification(len(tokens), tokens)
+    for chosen in choices:
         tokens.append(chosen)
-        if chosen != proposed:
+        # after the last proposal there is none to equal: that choice is the bonus
+        if chosen != next(proposed, None):
             return Verification(len(tokens) - 1, tokens)
-    tokens += itertools.islice(source, 1)
-    return Verification(len(proposal), tokens)
+    return Verification(len(tokens), tokens)

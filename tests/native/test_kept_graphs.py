@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamaspec.draft.block import MOST_WAITING, BlockDrafter
-from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal, Span
 from llamaspec.errors import DecodeError
 from llamaspec.ffi import lib
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
@@ -73,15 +73,15 @@ def text(made: BlockDrafter, of: Rig, *, drawn: bool = False) -> list[Proposal]:
     dice = [Dice(t, np.random.default_rng(i)) if t else None for i, t in enumerate(TEMPERATURES)]
     found = []
     for turn in range(ROUNDS):
-        seqs: list[int] = []
-        positions: list[int] = []
+        spans = []
         for seq in range(len(lengths)):
             count = (seq + turn) % 4
-            seqs += [seq] * count
-            positions += range(lengths[seq], lengths[seq] + count)
+            if count:
+                spans.append(Span(seq, lengths[seq], count))
             lengths[seq] += count
-        rows = random.normal(scale=3, size=(len(seqs), of.draft.feature_width))
-        made.commit(Features(rows.astype(np.float32), seqs, positions))
+        total = sum(span.length for span in spans)
+        rows = random.normal(scale=3, size=(total, of.draft.feature_width))
+        made.commit(Features(rows.astype(np.float32), spans))
         asked = [seq for seq in (3, 0, 4, 1, 2) if (seq + turn) % 3]
         anchors = []
         for seq in asked:
@@ -104,10 +104,20 @@ def test_many_rows_do_not_wait(vanilla: One) -> None:
     width = vanilla.of.draft.feature_width
     for position in range(MOST_WAITING + 1):
         row = np.zeros((1, width), np.float32)
-        made.commit(Features(row, [0], [position]))
+        made.commit(Features(row, [Span(0, position, 1)]))
         assert made.known(0) == position + 1
         assert vanilla.of.context.length(0) <= position + 1
     assert vanilla.of.context.length(0) > 0
+
+
+def test_rows_behind_a_gap_are_passed_over(vanilla: One) -> None:
+    width = vanilla.of.draft.feature_width
+    expected, made = drafter(vanilla.of, vanilla.path).known(2), drafter(vanilla.of, vanilla.path)
+    made.commit(Features(np.zeros((1, width), np.float32), [Span(2, expected + 1, 1)]))
+    assert made.known(2) == expected
+    assert made.propose([Anchor(2, 21, expected + 2, 4, 4)]) == [NOTHING]
+    made.commit(Features(np.zeros((1, width), np.float32), [Span(2, expected, 1)]))
+    assert len(made.propose(asked(made))[0].ids) == 4
 
 
 def asked(made: BlockDrafter, seq: int = 2) -> list[Anchor]:
@@ -119,7 +129,7 @@ def test_a_failure_leaves_features_waiting(
     vanilla: One, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = np.random.default_rng(8).normal(size=(2, vanilla.of.draft.feature_width))
-    features = Features(rows.astype(np.float32), [2, 2], [LENGTHS[2], LENGTHS[2] + 1])
+    features = Features(rows.astype(np.float32), [Span(2, LENGTHS[2], 2)])
     healthy = drafter(vanilla.of, vanilla.path)
     healthy.commit(features)
     expected = healthy.propose(asked(healthy))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llamaspec.draft.block import BlockDrafter, BlockLayout
-from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal
+from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal, Span
 from llamaspec.draft.heads import load_d2t, load_head
 from llamaspec.errors import DecodeError
 from llamaspec.runtime.arrays import FloatArray
@@ -74,7 +74,7 @@ def drafter(of: Rig, path: Path, *, python: bool = False) -> BlockDrafter:
         made.keep(seq, 0)
         if n:
             rows = random_features(draft, seq, n)
-            made.commit(Features(rows, [seq] * n, list(range(n))))
+            made.commit(Features(rows, [Span(seq, 0, n)]))
     return made
 
 
@@ -347,7 +347,7 @@ def test_logits_that_are_not_numbers_are_refused(pairs: Pairs) -> None:
         n = 3
         bad = np.full((n, of.draft.feature_width), np.nan, np.float32)
         made.keep(2, 0)
-        made.commit(Features(bad, [2] * n, list(range(n))))
+        made.commit(Features(bad, [Span(2, 0, n)]))
         asked = anchors(of, TEMPERATURES)[2]._replace(position=n)
         with pytest.raises(DecodeError, match="not numbers"):
             made.propose([asked])

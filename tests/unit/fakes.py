@@ -89,6 +89,7 @@ class FakeDrafter:
     guess: Rule
     proposals: int = 4
     reads_features: bool = True
+    proposes_parked: bool = False
     seconds: float = 0.0
     slots: int = 1
     fail_propose: set[int] = field(default_factory=set)
@@ -105,10 +106,11 @@ class FakeDrafter:
 
     def commit(self, features: Features) -> None:
         self.committed += 1
-        for row, seq, position in zip(features.rows, features.seq, features.position, strict=True):
-            assert (seq, position) == tuple(row)
-            assert self.known[seq] == position, "committed positions come without gaps"
-            self.known[seq] = int(position) + 1
+        assert sum(span.length for span in features.spans) == len(features.rows)
+        for (seq, start, count), rows in features.by_span():
+            assert rows.tolist() == [[seq, start + i] for i in range(count)]
+            assert self.known[seq] == start, "committed positions come without gaps"
+            self.known[seq] = start + count
         if self.committed in self.fail_commit:
             raise DecodeError("scripted failure of the draft", 1)
 

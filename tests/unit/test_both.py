@@ -13,12 +13,13 @@ class Block:
 
     proposals: int = 3
     reads_features: bool = True
+    proposes_parked: bool = False
     seconds: float = 1.5
     asked: list[list[int]] = field(default_factory=list)
     kept: list[tuple[int, int]] = field(default_factory=list)
 
     def commit(self, features: Features) -> None:
-        self.kept.append((-1, len(features.seq)))
+        self.kept.append((-1, len(features.rows)))
 
     def keep(self, seq: int, length: int) -> int:
         self.kept.append((seq, length))

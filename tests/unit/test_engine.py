@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from llamaspec.draft.drafter import Features
+from llamaspec.draft.drafter import Features, Span
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
 from llamaspec.engine.sequence import Request, Sequence
@@ -176,11 +176,20 @@ def test_plain_decoding_does_not_ask_for_features() -> None:
     assert target.published
 
 
-def test_features_of_one_sequence_only() -> None:
-    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
-    left = Features(rows, [0, 1, 0, 1], [5, 9, 6, 10]).only({1})
-    assert (left.seq, left.position) == ([1, 1], [9, 10])
-    assert left.rows.tolist() == [[2, 3], [6, 7]]
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7])
+def test_features_in_parts(size: int) -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    features = Features(rows, [Span(0, 5, 4), Span(1, 9, 2)])
+    parts = list(features.parts(size))
+    assert max(len(part.rows) for part in parts) <= size
+    assert np.concatenate([part.rows for part in parts]).tolist() == rows.tolist()
+    found = [
+        (span.seq, span.start + i)
+        for part in parts
+        for span, its in part.by_span()
+        for i in range(len(its))
+    ]
+    assert found == [(0, 5), (0, 6), (0, 7), (0, 8), (1, 9), (1, 10)]
 
 
 def test_an_interruption_leaves_no_rejected_rows_to_the_others() -> None:

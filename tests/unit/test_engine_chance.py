@@ -115,6 +115,7 @@ class TableDrafter:
 
     proposals: int = 3
     reads_features: bool = False
+    proposes_parked: bool = False
     seconds: float = 0.0
     honest: bool = True
 
