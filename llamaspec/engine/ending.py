@@ -34,6 +34,11 @@ class Ending:
         # of tokens that are not committed yet: the text they make certain, and why it ends there
         self._ahead: deque[tuple[str, EndReason | None]] = deque()
 
+    @property
+    def ends(self) -> Set[int]:
+        """The tokens that end a text."""
+        return self._ends
+
     def extend(self, tokens: Sequence[int]) -> int:
         """Take the next committed tokens up to where the text ends; return how many were taken."""
         for taken, token in enumerate(tokens, 1):

@@ -2,7 +2,8 @@
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -11,9 +12,11 @@ from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal, Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.pacing import Pacing
+from llamaspec.engine.plain import PlainRuns
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.engine.slots import Held, Slots
 from llamaspec.errors import LlamaSpecError
+from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round, TokenLogprob
@@ -57,6 +60,7 @@ class Engine:
         self._active: list[Sequence] = []
         rows = 1 + (drafter.proposals if drafter else 0)
         self._batch = Batch.create(max(target.shape.n_batch, slots * rows))
+        self._plain = PlainRuns(target, drafter, self._batch)
         self._anew = Anew(target, self._batch, rows)
         self._warned = False
 
@@ -90,7 +94,7 @@ class Engine:
         certain = [s for s in active if s.certain]
         for sequence in active:
             sequence.certain = False
-        began = perf_counter() - self._spent
+        began, rounds = perf_counter() - self._spent, len(active[0].rounds)
         try:
             self._round(active)
         except BaseException:
@@ -101,7 +105,8 @@ class Engine:
         for sequence in certain:
             sequence.certain = True
         if len(active) == 1:
-            self.pacing.observe_besides(active[0], perf_counter() - self._spent - began)
+            spent = perf_counter() - self._spent - began
+            self.pacing.observe_besides(active[0], spent, rounds)
 
     @property
     def _spent(self) -> float:
@@ -132,6 +137,8 @@ class Engine:
         for sequence in active:
             if sequence.lost:
                 self._rebuild(sequence, sequence.n_past)
+        if len(active) == 1 and self._run(active[0]):
+            return
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
         proposed = [NOTHING] if alone else self._propose(active)
@@ -145,6 +152,21 @@ class Engine:
             if self.doubt:
                 verified = [self._settle(sequences[0], verified[0])]
             self._commit(sequences, proposals, starts, verified, replayed)
+
+    def _run(self, sequence: Sequence) -> bool:
+        """Several plain rounds at once, where nothing lies between them; return whether it was."""
+        if self.doubt or self.accept is not accept:
+            return False
+        position, most = sequence.n_past, self._plain.ahead(sequence, self.pacing)
+        if most < 2:
+            return False
+        kept, decoded = self._plain.run(sequence, self.pacing, most)
+        if kept < decoded:
+            self._cut(sequence)
+        if sequence.request.draft_max > 0 and self._learns:
+            spans = [Span(sequence.slot, position, kept)]
+            self._teach(partial(self._target.run_features, kept), spans)
+        return True
 
     def _passes(
         self, active: list[Sequence], proposals: list[Proposal]
@@ -230,7 +252,8 @@ class Engine:
                 self._target.decode(batch)
             if drafting:
                 count = batch.size
-                self._learn(list(range(count)), [Span(sequence.slot, start, count)])
+                read = partial(self._target.features_view, list(range(count)))
+                self._teach(read, [Span(sequence.slot, start, count)])
         sequence.commit([first])
         sequence.clean = end
 
@@ -352,7 +375,7 @@ class Engine:
                 rows += range(start, start + kept)
                 spans.append(Span(slot, position, kept))
         if rows and self._learns:
-            self._learn(rows, spans)
+            self._teach(partial(self._target.features_view, rows), spans)
 
     def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
         """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
@@ -366,11 +389,11 @@ class Engine:
             for token, own, others, values in zip(*columns, strict=True)
         ]
 
-    def _learn(self, rows: list[int], spans: list[Span]) -> None:
-        """Hand the features of committed rows of the last batch to the drafter."""
+    def _teach(self, read: Callable[[], FloatArray], spans: list[Span]) -> None:
+        """Hand the features of committed rows to the drafter."""
         assert self._drafter is not None
         try:
-            self._drafter.commit(Features(self._target.features_view(rows), spans))
+            self._drafter.commit(Features(read(), spans))
         except Exception as error:
             self._warn(error)
 

@@ -32,6 +32,16 @@ class Pacing:
             return False
         return not self.pace.drafts(sequence.gait)
 
+    def idle(self, sequence: Sequence) -> int:
+        """How many rounds will go plainly, whatever they bring, where the sequence is alone."""
+        gait = sequence.gait
+        return 0 if self.pace is None or gait is None else self.pace.idle(gait)
+
+    def skip(self, sequence: Sequence, rounds: int) -> None:
+        """So many of these rounds have gone by."""
+        if self.pace is not None and sequence.gait is not None:
+            self.pace.skip(sequence.gait, rounds, sequence.n_past - rounds)
+
     def block(self, sequence: Sequence, *, alone: bool) -> int:
         """How many proposals a block is to have."""
         if self.pace is None or sequence.gait is None or not alone:
@@ -76,8 +86,9 @@ class Pacing:
         if self.pace is not None and gait is not None and gait.wait is None and not gait.fresh:
             self.pace.prices.observe_draft(gait.drafted, sequence.n_past, seconds)
 
-    def observe_besides(self, sequence: Sequence, seconds: float) -> None:
-        """Take in what a round of one sequence took beside passes."""
-        if self.pace is not None and sequence.rounds:
-            last = sequence.rounds[-1]
-            self.pace.prices.observe_besides(seconds, drafted=last.offered > 0)
+    def observe_besides(self, sequence: Sequence, seconds: float, before: int) -> None:
+        """Take in what the rounds of one sequence since there were `before` took beside passes."""
+        count = len(sequence.rounds) - before
+        if self.pace is not None and count:
+            drafted = sequence.rounds[-1].offered > 0
+            self.pace.prices.observe_besides(seconds / count, drafted=drafted)

@@ -5,6 +5,8 @@
 #include "llama-ext.h"
 #include "llama.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -154,6 +156,19 @@ struct Noise {
     bool chained, borrows;
 };
 
+// The layer inputs that taps name of one row of the last decode.
+int gather(llama_context * ctx, const int32_t * taps, int n_taps, int row, float * out) {
+    const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx));
+    for (int k = 0; k < n_taps; ++k) {
+        const float * layer = llama_get_embeddings_layer_inp(ctx, (uint32_t) taps[k]);
+        if (!layer) {
+            return fail("the target published no features");
+        }
+        std::memcpy(out + k * width, layer + (size_t) row * width, width * sizeof(float));
+    }
+    return 0;
+}
+
 bool starts_block(const ls_batch * batch, int i) {
     return i == 0 || batch->seq[i] != batch->seq[i - 1];
 }
@@ -252,6 +267,35 @@ int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t 
     });
 }
 
+int ls_decode_run(llama_context * ctx, ls_batch * batch, int n, double seconds, const int32_t * ends, int n_ends,
+                  const int32_t * taps, int n_taps, float * features, int32_t * ids, int32_t * count) {
+    return guarded(-1001, [&] {
+        using clock = std::chrono::steady_clock;
+        const auto until = clock::now() + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
+        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
+        *count = 0;
+        if (batch->size != 1) {
+            return fail("a run starts from one row");
+        }
+        for (int i = 0; i < n; ++i) {
+            const int rc = decode(ctx, batch);
+            if (rc != 0) {
+                return i == 0 ? rc : 0;
+            }
+            if (choose(ctx, 1, ids + i) != 0 || gather(ctx, taps, n_taps, 0, features + i * width) != 0) {
+                return -1;
+            }
+            *count = i + 1;
+            if (std::find(ends, ends + n_ends, ids[i]) != ends + n_ends || clock::now() >= until) {
+                return 0;
+            }
+            batch->token[0] = ids[i];
+            ++batch->pos[0];
+        }
+        return 0;
+    });
+}
+
 int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, float * confidence) {
     return guarded(-1001, [&] {
         int rc = decode(ctx, batch);
@@ -326,18 +370,12 @@ int ls_set_taps(llama_context * ctx, const int32_t * taps, int n_taps, int publi
 int ls_gather_features(llama_context * ctx, const int32_t * taps, int n_taps, const int32_t * rows, int n_rows,
                        float * out) {
     return guarded(-1, [&] {
-        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx));
-        for (int k = 0; k < n_taps; ++k) {
-            const float * layer = llama_get_embeddings_layer_inp(ctx, (uint32_t) taps[k]);
-            if (!layer) {
-                return fail("the target published no features");
-            }
-            for (int i = 0; i < n_rows; ++i) {
-                std::memcpy(out + ((size_t) i * n_taps + k) * width, layer + (size_t) rows[i] * width,
-                            width * sizeof(float));
-            }
+        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
+        int rc = 0;
+        for (int i = 0; rc == 0 && i < n_rows; ++i) {
+            rc = gather(ctx, taps, n_taps, rows[i], out + i * width);
         }
-        return 0;
+        return rc;
     });
 }
 

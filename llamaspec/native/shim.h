@@ -45,7 +45,13 @@ int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 /* Decode, then the largest logit's index of every output row: ids [n_rows]. */
 int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids);
 
-/* The same for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
+/* Decode the one row of a batch, then the greedy choice after it, and so on: up to n tokens, until one of ends [n_ends] is
+   chosen or `seconds` have gone. ids [n] and, with taps, their rows' features [n, n_taps * width] are filled, count says how
+   far; a failure after the first row only ends the run. */
+int ls_decode_run(struct llama_context * ctx, struct ls_batch * batch, int n, double seconds, const int32_t * ends,
+                  int n_ends, const int32_t * taps, int n_taps, float * features, int32_t * ids, int32_t * count);
+
+/* As ls_decode_choose for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
 int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
 
 /* The same with noise [rows, vocabulary] (0 where none is wanted), added to the logits before every choice: in the

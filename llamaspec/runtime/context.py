@@ -1,7 +1,7 @@
 """A KV cache and its compute buffers, on one model."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,6 +37,8 @@ _CACHE = {
 # graphs of passes of a few rows that are computed again (patch 0011): a block or a verify pass of
 # every width, each with a compute buffer of its own
 _KEPT_GRAPHS, _KEPT_ROWS = 16, 16
+LONGEST_RUN = 64
+"""Most tokens of `TargetContext.decode_run`."""
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 
@@ -208,6 +210,9 @@ class TargetContext(Context):
     recurrent: bool
     snapshots: int
     _tapping: bool = False
+    _taps_pointer: Any = ffi.NULL
+    _run_ids: Any
+    _run_count: Any
     _reach: dict[int, tuple[int, int]]
 
     @classmethod
@@ -218,6 +223,8 @@ class TargetContext(Context):
         context = super().create(model, shape, other)
         context.recurrent = model.recurrent
         context.snapshots = int(lib.llama_n_rs_seq(context.ptr))
+        context._run_ids = ffi.new("int32_t[]", LONGEST_RUN)
+        context._run_count = ffi.new("int32_t *")
         # by sequence: the length that a state can go back to, and its length; none while in doubt
         context._reach = {}
         return context
@@ -302,6 +309,31 @@ class TargetContext(Context):
             return
         self._check(lib.ls_set_taps(self.ptr, self._taps_pointer, len(self.taps), wanted))
         self._tapping = wanted
+
+    def decode_run(self, batch: Batch, most: int, ends: Sequence[int], seconds: float) -> list[int]:
+        """Decode the only row of `batch`, then the greedy choice after it, and so on. Return the
+        choices: `most` of them, at most `LONGEST_RUN` and n_batch, or fewer where one of the ids in
+        `ends` is chosen, `seconds` have gone, or a pass fails that is not the first.
+
+        While features are published, `run_features` has those of every row. Raises DecodeError as
+        `decode` does.
+        """
+        assert not self.recurrent, "a recurrent state would lose its snapshots"
+        taps, n_taps = self._taps_pointer, len(self.taps) if self._tapping else 0
+        features = self._features_pointer if n_taps else ffi.NULL
+        out = features, self._run_ids, self._run_count
+        most = min(most, LONGEST_RUN, self.shape.n_batch)
+        self._compute(
+            lib.ls_decode_run, batch, most, seconds, list(ends), len(ends), taps, n_taps, *out
+        )
+        found: list[int] = ffi.unpack(self._run_ids, self._run_count[0])
+        return found
+
+    def run_features(self, count: int) -> FloatArray:
+        """The feature rows [count, taps * width] of the last run: memory of this context, valid
+        until the next call.
+        """
+        return self._features[:count]
 
     @property
     def feature_width(self) -> int:

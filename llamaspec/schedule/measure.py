@@ -154,7 +154,7 @@ class _Work:
         for number, rows in enumerate(self._shuffled(ends_first=least > 0)):
             if number >= least and spent():
                 return
-            # single rows follow one another in plain decoding, and find the caches as they left them
+            # single rows follow one another in plain decoding, and find caches as they left them
             first, many = (2, 6) if rows == 1 else (1, _IN_A_ROW)
             for visit in range(first + many):
                 self._back(depth)

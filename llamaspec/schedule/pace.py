@@ -89,6 +89,17 @@ class Pace:
         gait.wait -= 1
         return False
 
+    def idle(self, gait: Gait) -> int:
+        """In how many rounds from now on `drafts` will say no, whatever they bring."""
+        return 0 if gait.fresh else gait.wait or 0
+
+    def skip(self, gait: Gait, rounds: int, depth: int) -> None:
+        """So many of these rounds have gone by."""
+        assert gait.wait is not None
+        gait.wait -= rounds
+        for _ in range(rounds):
+            self.learn(1, 0, drafted=0, depth=depth)
+
     def block(self, gait: Gait, depth: int) -> int:
         """How many proposals to draft, as a block takes longer the wider it is."""
         reach, rate, price = gait.reach, self.rate, self.prices.draft

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.native
 
 MOST = 33
 IDS = [(7919 * i + 5) % 1000 for i in range(400)]
-# width, heads, of keys, head, feed-forward: heads of every kernel and of none; sums of a multiple of
+# width, heads, of keys, head, feed-forward: heads of every kernel and of none; sums of multiples of
 # 64 numbers, of 32, and of many
 SIZES = {
     "head-64": (256, 4, 2, 64, 320),

@@ -58,6 +58,27 @@ class FakeTarget:
         self.decode(batch)
         return self._out[:n_rows]
 
+    def decode_run(self, batch: Batch, most: int, ends: list[int], seconds: float) -> list[int]:
+        found: list[int] = []
+        self.run_rows: list[tuple[int, int]] = []
+        (row,) = batch.rows()
+        while len(found) < min(most, N_BATCH):
+            try:
+                found += self.decode_choose(batch, 1)
+            except DecodeError:
+                if not found:
+                    raise
+                break
+            self.run_rows += self._rows
+            batch.clear()
+            batch.add_tokens(found[-1:], start=row.position + len(found), seq=row.seq, output=1)
+            if found[-1] in ends:
+                break
+        return found
+
+    def run_features(self, count: int) -> FloatArray:
+        return np.array(self.run_rows[:count], np.float32)
+
     def features_view(self, rows: list[int]) -> FloatArray:
         # a feature row says where it is from, so that the drafter can check what it is given
         return np.array([self._rows[row] for row in rows], np.float32)
