@@ -16,10 +16,9 @@ class Waiting:
         self._width = width
         self._usual = usual
         self._lines: dict[int, _Line] = {}
-        self._total = 0
 
     def __len__(self) -> int:
-        return self._total
+        return sum(line.count for line in self._lines.values())
 
     def add(self, seq: int, start: int, rows: FloatArray) -> None:
         """Take a copy of rows [n, width] of positions start, start + 1, ..., which follow those of
@@ -30,7 +29,6 @@ class Waiting:
             line = self._lines[seq] = _Line(np.empty((self._usual, self._width), np.float32))
         assert line.count == 0 or line.start + line.count == start, "rows come without gaps"
         line.add(start, rows)
-        self._total += len(rows)
 
     def of(self, seqs: Container[int]) -> Features | None:
         """The rows of the given sequences, None where there are none: those of a single sequence
@@ -57,16 +55,13 @@ class Waiting:
         """Forget the rows of a sequence from position `start` on."""
         line = self._lines.get(seq)
         if line is not None and line.start + line.count > start:
-            kept = max(0, start - line.start)
-            self._total -= line.count - kept
-            line.count = kept
+            line.count = max(0, start - line.start)
 
     def drop_below(self, seq: int, end: int) -> None:
         """Forget the rows of a sequence at positions below `end`."""
         line = self._lines.get(seq)
         if line is not None and line.start < end:
             gone = min(line.count, end - line.start)
-            self._total -= gone
             line.first += gone
             line.start += gone
             line.count -= gone
