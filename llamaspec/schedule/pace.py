@@ -15,7 +15,10 @@ from llamaspec.schedule.prices import Prices
 
 _FORGET = 0.1
 _SMOOTH = 0.1
+_TRY, _DOUBT = 0.15, 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
+_MOST_LET_GO = 7
+"""Texts that begin plainly after one in which drafting did not pay."""
 _CURIOSITY = 32
 _NARROW = 16
 """Rounds with a narrower block before a whole one shows what is beyond it."""
@@ -27,7 +30,8 @@ class Gait:
     better than a plain one lately. wait: plain rounds before the next try, None while drafting.
     patience: how many it will be next time. fresh: no try of this text yet. reach [block + 1]: by
     how many a block of so many proposals was better lately than none, its own time left out.
-    narrow: rounds since a whole block was drafted. drafted: proposals of the last block.
+    narrow: rounds since a whole block was drafted. drafted: proposals of the last block. asked:
+    whether the text began with a try.
     """
 
     reach: list[float]
@@ -37,6 +41,7 @@ class Gait:
     fresh: bool = True
     narrow: int = _NARROW
     drafted: int = 0
+    asked: bool = True
 
 
 class Offer(NamedTuple):
@@ -63,6 +68,8 @@ class Pace:
     rate: float = 0.0
     lookup: Calibration = field(default_factory=lambda: Calibration(0))
     _declined: int = field(default=0, repr=False)
+    _patience: int = field(default=0, repr=False)
+    _let_go: int = field(default=0, repr=False)
     _tokens: float = field(default=1.0, repr=False)
     _seconds: float = field(default=0.0, repr=False)
 
@@ -73,17 +80,25 @@ class Pace:
         self.rate = 1 / self._seconds
 
     def begin(self) -> Gait:
-        """A new text: it starts from where the last one ended."""
+        """A new text: it starts from where the last one ended. Where that was without drafting, its
+        first round tells whether it pays now; ever fewer texts ask as long as it does not.
+        """
         last = self._last
-        return Gait(list(last.reach), last.gain, last.wait, last.patience, narrow=last.narrow)
+        fresh = last.wait is None or self._let_go >= self._patience
+        self._let_go = 0 if fresh else self._let_go + 1
+        reach = list(last.reach)
+        return Gait(reach, last.gain, last.wait, last.patience, fresh, last.narrow, asked=fresh)
 
     def end(self, gait: Gait) -> None:
         """A text is over."""
         self._last = gait
+        if gait.wait is None:
+            self._patience = 0
+        elif gait.asked:
+            self._patience = min(_MOST_LET_GO, 2 * self._patience + 1)
 
     def drafts(self, gait: Gait) -> bool:
         """Whether to draft in this round; asked once a round."""
-        # where drafting did not pay last, the first round of a text tells whether it does now
         if gait.wait is None or gait.wait == 0 or gait.fresh:
             return True
         gait.wait -= 1
@@ -120,15 +135,17 @@ class Pace:
             return best or self._curious(limit)
         self._reached(gait, worth)
         net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - worth[0]
-        gait.gain += _SMOOTH * (net - gait.gain)
+        gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
         if gait.wait is None:
             if gait.gain < 0:
-                gait.wait = gait.patience
-        elif net > 0:
-            gait.wait, gait.gain = None, max(gait.gain, 0.0) + 0.1
+                # from here on one good block is not enough to begin again
+                gait.wait, gait.gain = gait.patience, -_DOUBT
+        elif gait.gain > 0:
+            gait.wait, gait.gain = None, gait.gain + 0.1
             gait.patience = max(_FIRST_WAIT, gait.patience // 2)
         elif gait.wait == 0:
-            gait.wait = gait.patience = min(_LONGEST_WAIT, 2 * gait.patience)
+            gait.patience = _FIRST_WAIT if net > 0 else min(_LONGEST_WAIT, 2 * gait.patience)
+            gait.wait = gait.patience
             # a try that verifies nothing would never learn that its confidences are wrong
             best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
         gait.fresh = False

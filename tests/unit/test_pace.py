@@ -103,7 +103,7 @@ def test_no_fixed_width_is_better_and_plain_decoding_is_not(
     chooser = pace(stairs, 0.3, narrow=narrow)
     found, _ = run(chooser, draft, tokens=6000)
     best = max(fixed(chooser, quality, width) for width in range(WIDTH + 1))
-    assert found > 0.95 * best
+    assert found > 0.94 * best
     assert found > 0.98 / stairs[0]
 
 
