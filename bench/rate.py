@@ -31,7 +31,7 @@ def ours(pair: Pair, tokens: int) -> float:
     engine, pieces = pair.engine, Pieces(pair.model.vocab.piece)
     start = np.array([min(pair.model.vocab.size - 1, 100)], np.int32)
     ending = Ending(pieces=pieces, ends=frozenset(), limit=tokens + 1)
-    request = Request(start, tokens + 1, 0, ending, cache_prompt=False)
+    request = Request(start, tokens + 1, 0, ending, cache_prompt=False, together=True)
     sequence = engine.admit(request)
     began = perf_counter()
     while sequence.finish_reason is None:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -124,7 +124,7 @@ class Session:
             no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
             closed.
         """
-        stream = self._stream(prompt, GenerateOptions.of(options), cancel)
+        stream = self._stream(prompt, GenerateOptions.of(options), cancel, together=True)
         while True:
             try:
                 next(stream)
@@ -140,7 +140,7 @@ class Session:
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
         """
-        return self._stream(prompt, GenerateOptions.of(options), cancel)
+        return self._stream(prompt, GenerateOptions.of(options), cancel, together=False)
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
@@ -178,12 +178,14 @@ class Session:
         self.close()
 
     def _stream(
-        self, prompt: Prompt, options: GenerateOptions, cancel: Cancel | None
+        self, prompt: Prompt, options: GenerateOptions, cancel: Cancel | None, *, together: bool
     ) -> Generator[Piece, None, Completion]:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = self._sampler(ids, options)
         request = self._requests.request(ids, options, sampler)
+        if together:
+            request = replace(request, together=True)
         parts: list[str] = []
         try:
             run = self._admit(request, started)

@@ -27,7 +27,9 @@ class PlainRuns:
         """How many such rounds lie ahead between which there is nothing to decide."""
         request, drafter = sequence.request, self.drafter
         left = request.limit - len(sequence.tokens)
-        if request.draw is not None or request.logprobs is not None or self.target.recurrent:
+        if not request.together or request.draw is not None or request.logprobs is not None:
+            return 0
+        if self.target.recurrent:
             return 0
         if drafter is None or request.draft_max == 0:
             return left

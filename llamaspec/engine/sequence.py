@@ -22,7 +22,8 @@ class Request:
     pass; None for greedy. chances: how to accept proposals that were sampled, None where none are.
     logprobs: how many likeliest alternatives to keep with every token, None to keep no
     log-probabilities. cache_prompt: start from what a slot's caches hold already. auto: how many
-    of draft_max to propose is left to the pace.
+    of draft_max to propose is left to the pace. together: nobody waits for single rounds, so that
+    plain ones may go several at once.
     """
 
     prompt: IntArray
@@ -34,6 +35,7 @@ class Request:
     logprobs: int | None = None
     cache_prompt: bool = False
     auto: bool = False
+    together: bool = False
 
 
 @dataclass

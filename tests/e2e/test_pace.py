@@ -401,7 +401,7 @@ def test_the_command_line_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     assert f" of {len(rounds)} rounds" in chosen
     assert "prices (of the given file, at " in prices
     assert "rows 1: 1000.00, 2: 1250.00, 3: 1500.00, 4: 1750.00, 5: 2000.00" in prices
-    assert "8: 2750.00; a draft 50.00" in prices
+    assert "8: 2750.00; a block by proposals 1: 50.00, 2: 50.00" in prices
     assert "tokens/s; a width is taken while" in rate
     assert "logit c), as learnt from what was accepted" in confidence
     assert "what followed a match of m tokens counts as sigmoid(" in lines["lookup"][-1]

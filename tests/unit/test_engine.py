@@ -39,7 +39,8 @@ def request(
     limit: int, *, draft_max: int = 4, stop: tuple[str, ...] = (), prompt: int = PROMPT
 ) -> Request:
     ending = Ending(pieces=Pieces(lambda t: f"{t} ".encode()), ends={END}, limit=limit, stop=stop)
-    return Request(np.arange(prompt, dtype=np.int32), limit, draft_max, ending)
+    ids = np.arange(prompt, dtype=np.int32)
+    return Request(ids, limit, draft_max, ending, together=True)
 
 
 def finish(loop: Engine, *sequences: Sequence) -> None:

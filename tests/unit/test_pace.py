@@ -131,7 +131,7 @@ def test_a_draft_that_gets_better_is_noticed() -> None:
     run(chooser, Draft(0.02, heat=1.0), tokens=2000)
     rate, widths = run(chooser, Draft(0.95, heat=1.0), tokens=2000)
     assert rate > 1.5
-    assert sum(width < 0 for width in widths) < 0.05 * len(widths)
+    assert sum(width < 0 for width in widths) < 0.15 * len(widths)
 
 
 def test_confidences_that_claim_too_little_are_seen_through() -> None:
