@@ -1,6 +1,7 @@
 """Prompts by category: files of JSON lines, folders of them, and SPEED-Bench from the Hub."""
 
 import json
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,20 @@ def read(source: str | None, per_category: int | None = None, skip: int = 0) -> 
     if not chosen:
         raise OptionError(f"{source}: no prompts are left; give more, or a smaller --skip")
     return chosen
+
+
+def noise(count: int, words: int = 30, seed: int = 1) -> list[Prompt]:
+    """Prompts of random letters, a category of their own: a draft is of no use after them."""
+    dice = random.Random(seed)
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    return [
+        Prompt(
+            "random",
+            str(number),
+            (" ".join("".join(dice.choices(letters, k=dice.randint(3, 9))) for _ in range(words)),),
+        )
+        for number in range(count)
+    ]
 
 
 def choose(prompts: Iterable[Prompt], per_category: int | None, skip: int) -> list[Prompt]:

@@ -54,6 +54,9 @@ def run(
     skip: Annotated[
         int, typer.Option("--skip", min=0, help="Leave out the first of each category.")
     ] = 0,
+    random: Annotated[
+        int, typer.Option("--random", min=0, help="Besides, so many prompts of random letters.")
+    ] = 0,
     threads: Threads = 0,
     context: Context = 0,
     flash_attention: Flash = "auto",
@@ -83,7 +86,7 @@ def run(
         )
         from llamaspec.bench.run import Plan, compare
         from llamaspec.bench.tables import report
-        from llamaspec.bench.workloads import read
+        from llamaspec.bench.workloads import noise, read
 
         plan = Plan(
             target=model,
@@ -97,7 +100,8 @@ def run(
             tools=tools,
             options=options,
         )
-        result = compare(plan, read(prompts, per_category, skip), _progress)
+        asked = read(prompts, per_category, skip) + noise(random)
+        result = compare(plan, asked, _progress)
         if output is not None:
             result.save(output)
         for line in report(result):

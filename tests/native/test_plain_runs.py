@@ -117,8 +117,8 @@ def test_parked_rounds_teach_the_draft_as_single_ones_do(pair: Pair) -> None:
     found = {}
     for together in (True, False):
         # as after texts in which drafting did not pay
-        pace.end(replace(pace.begin(), wait=0))
-        pace.end(replace(pace.begin(), wait=12))
+        for _ in range(4):
+            pace.end(replace(pace.begin(), wait=12, asked=True))
         if together:
             done = session.generate(MESSAGES, max_tokens=40, cache_prompt=False)
         else:
