@@ -72,7 +72,7 @@ class Pacing:
         calibration.learn(proposal.confidence, found.accepted, verified)
         depth, drafted = sequence.n_past - committed, proposal.offered > 0 and not proposal.cheap
         width = sequence.gait.drafted if drafted else 0
-        self.pace.learn(committed, verified, drafted=width, depth=depth)
+        self.pace.learn(sequence.gait, committed, verified, drafted=width, depth=depth)
 
     def observe(self, rows: int, depth: int, seconds: float) -> None:
         """Take in what a pass of one sequence took."""

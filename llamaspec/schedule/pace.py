@@ -15,7 +15,7 @@ from llamaspec.schedule.prices import Prices
 
 _FORGET = 0.1
 _SMOOTH = 0.1
-_TRY, _DOUBT = 0.15, 0.1
+_TRY, _DOUBT, _HOPE, _SURPRISE = 0.15, 0.1, 0.25, 0.3
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
@@ -31,7 +31,8 @@ class Gait:
     patience: how many it will be next time. fresh: no try of this text yet. reach [block + 1]: by
     how many a block of so many proposals was better lately than none, its own time left out.
     narrow: rounds since a whole block was drafted. drafted: proposals of the last block. asked:
-    whether the text began with a try.
+    whether the text began with a try, after one that ended without drafting.
+    expected: tokens of the last drafted round.
     """
 
     reach: list[float]
@@ -42,6 +43,7 @@ class Gait:
     narrow: int = _NARROW
     drafted: int = 0
     asked: bool = True
+    expected: float = 1.0
 
 
 class Offer(NamedTuple):
@@ -87,7 +89,9 @@ class Pace:
         fresh = last.wait is None or self._let_go >= self._patience
         self._let_go = 0 if fresh else self._let_go + 1
         reach = list(last.reach)
-        return Gait(reach, last.gain, last.wait, last.patience, fresh, last.narrow, asked=fresh)
+        asked = fresh and last.wait is not None
+        gain = min(last.gain, _HOPE)
+        return Gait(reach, gain, last.wait, last.patience, fresh, last.narrow, asked=asked)
 
     def end(self, gait: Gait) -> None:
         """A text is over."""
@@ -113,7 +117,7 @@ class Pace:
         assert gait.wait is not None
         gait.wait -= rounds
         for _ in range(rounds):
-            self.learn(1, 0, drafted=0, depth=depth)
+            self.learn(gait, 1, 0, drafted=0, depth=depth)
 
     def block(self, gait: Gait, depth: int) -> int:
         """How many proposals to draft, as a block takes longer the wider it is."""
@@ -137,11 +141,9 @@ class Pace:
         net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - worth[0]
         gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
         if gait.wait is None:
-            if gait.gain < 0:
-                # from here on one good block is not enough to begin again
-                gait.wait, gait.gain = gait.patience, -_DOUBT
-        elif gait.gain > 0:
-            gait.wait, gait.gain = None, gait.gain + 0.1
+            self._judge(gait)
+        elif gait.gain > 0 or (gait.fresh and net > 0):
+            gait.wait, gait.gain = None, max(gait.gain, 0.0) + 0.1
             gait.patience = max(_FIRST_WAIT, gait.patience // 2)
         elif gait.wait == 0:
             gait.patience = _FIRST_WAIT if net > 0 else min(_LONGEST_WAIT, 2 * gait.patience)
@@ -149,7 +151,13 @@ class Pace:
             # a try that verifies nothing would never learn that its confidences are wrong
             best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
         gait.fresh = False
+        gait.expected = worth[best] + self.rate * self.prices.verify(best + 1, depth)
         return best
+
+    def _judge(self, gait: Gait) -> None:
+        if gait.gain < 0:
+            # from here on one good block is not enough to begin again
+            gait.wait, gait.gain = gait.patience, -_DOUBT
 
     def _reached(self, gait: Gait, worth: list[float]) -> None:
         """Take in what a block was worth, and so every narrower one."""
@@ -171,8 +179,13 @@ class Pace:
         self._declined = (self._declined + 1) % _CURIOSITY
         return 0 if self._declined else min(1, limit)
 
-    def learn(self, committed: int, verified: int, *, drafted: int, depth: int) -> None:
+    def learn(self, gait: Gait, committed: int, verified: int, *, drafted: int, depth: int) -> None:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
+        if drafted and verified:
+            # confidences of texts unlike those before can be wrong for long
+            gait.gain += _SMOOTH * _SURPRISE * (committed - gait.expected)
+            if gait.wait is None:
+                self._judge(gait)
         plain = self.prices.verify(1, depth) + self.prices.besides(drafted=False)
         seconds = self.prices.verify(verified + 1, depth) + self.prices.besides(drafted=False)
         if drafted:
