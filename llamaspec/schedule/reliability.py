@@ -1,0 +1,92 @@
+"""How far probabilities can be trusted: expected calibration error, ROC-AUC, reliability bins.
+
+Bins are ten stretches of [0, 1] of equal width (Guo et al., 2017), as everywhere in llamaspec; with
+`mass` ten groups of equally many predictions instead, equal predictions staying together, which
+looks closer where nearly all predictions are near 1.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from llamaspec.errors import OptionError
+
+BINS = 10
+_SEED = 11
+
+Values = npt.NDArray[np.float64]
+Truths = npt.NDArray[np.bool_]
+
+
+class Bin(NamedTuple):
+    """Predictions that lie together: how many, their mean, the share that came true."""
+
+    count: int
+    predicted: float
+    happened: float
+
+
+def reliability(
+    predicted: Values, happened: Truths, *, mass: bool = False, bins: int = BINS
+) -> tuple[Bin, ...]:
+    """The bins that hold anything, rising, of predictions [n] and what came true [n]."""
+    where = _places(predicted, mass=mass, bins=bins)
+    found = []
+    for number in np.unique(where):
+        inside = where == number
+        share = float(happened[inside].mean())
+        found.append(Bin(int(inside.sum()), float(predicted[inside].mean()), share))
+    return tuple(found)
+
+
+def ece(predicted: Values, happened: Truths, *, mass: bool = False, bins: int = BINS) -> float:
+    """The expected calibration error: the mean over all predictions of |mean prediction - share
+    that came true| of their bin. 0 without any prediction.
+    """
+    if not len(predicted):
+        return 0.0
+    where = _places(predicted, mass=mass, bins=bins)
+    gaps = np.bincount(where, predicted - happened, minlength=bins)
+    return float(np.abs(gaps).sum() / len(predicted))
+
+
+def ece_by_chance(
+    predicted: Values, *, mass: bool = False, bins: int = BINS, draws: int = 200
+) -> float:
+    """The calibration error that so many predictions show on average although each is exactly
+    right: what happens is drawn by them, independently, with a fixed seed.
+    """
+    if not len(predicted):
+        return 0.0
+    where = _places(predicted, mass=mass, bins=bins)
+    noise = np.random.default_rng(_SEED)
+    total = 0.0
+    for _ in range(draws):
+        happened = noise.random(len(predicted)) < predicted
+        total += np.abs(np.bincount(where, predicted - happened, minlength=bins)).sum()
+    return float(total / draws / len(predicted))
+
+
+def roc_auc(scores: Values, happened: Truths) -> float | None:
+    """P(a score of what came true > one of what did not), equal ones counted half; None where all
+    or none came true.
+    """
+    true = int(happened.sum())
+    false = len(happened) - true
+    if not true or not false:
+        return None
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    # the mean rank of equal scores
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[happened].sum() - true * (true + 1) / 2) / (true * false))
+
+
+def _places(predicted: Values, *, mass: bool, bins: int) -> npt.NDArray[np.int64]:
+    if not np.all((predicted >= 0) & (predicted <= 1)):
+        raise OptionError("predictions must be probabilities in 0 to 1")
+    if not mass:
+        return np.minimum((predicted * bins).astype(np.int64), bins - 1)
+    # equal predictions go where the first of them belongs
+    first = np.searchsorted(np.sort(predicted), predicted, side="left")
+    return (first * bins // max(1, len(predicted))).astype(np.int64)
