@@ -76,7 +76,7 @@ class Verdicts:
 
     @property
     def positions(self) -> int:
-        return self.confidence.shape[1]
+        return int(self.confidence.shape[1])
 
     def seen(self, position: int) -> Truths:
         """Rounds [n] of which it is known whether the first `position` + 1 were all accepted."""
@@ -144,7 +144,7 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
         after = before * _sigmoid(logits / found)
         curve = _curve(after[seen], survived[seen]) if enough and levels else ()
         if curve:
-            after = np.interp(after, *zip(*curve, strict=True))
+            after = np.interp(after, [x for x, _ in curve], [y for _, y in curve])
         curves.append(curve)
         before = np.minimum(before, after)
     return Scaling(tuple(temperatures), tuple(curves) if levels else ())

@@ -5,7 +5,7 @@ Bins are ten stretches of [0, 1] of equal width (Guo et al., 2017), as everywher
 looks closer where nearly all predictions are near 1.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ Values = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]
 
 
-class Bin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Bin:
     """Predictions that lie together: how many, their mean, the share that came true."""
 
     count: int

@@ -1,0 +1,264 @@
+"""Rolls a pair out with full verification, fits a calibration of its draft's confidences, and says
+how good it is on prompts that it was not fitted on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+
+from llamaspec.errors import OptionError
+from llamaspec.schedule.fitting import Verdicts, fit_verdicts
+from llamaspec.schedule.reliability import (
+    Bin,
+    Truths,
+    Values,
+    ece,
+    ece_by_chance,
+    reliability,
+    roc_auc,
+)
+from llamaspec.schedule.scaling import Scaling
+from llamaspec.session import Session
+from llamaspec.text.prompt import Prompt
+from llamaspec.trace import Round
+
+LEAST_PROMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Calibration errors (ECE, ten bins of equal width) of the survival at one position.
+
+    before: of the confidences' products. temperatures: after sequential temperature scaling.
+    levels: after the curves too. chance: what exactly right probabilities like the last ones would
+    show with as many rounds.
+    """
+
+    before: float
+    temperatures: float
+    levels: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One position on prompts that were held out of the fit. rounds: of which the outcome is known.
+    errors: of all held-out rounds together. auc_before, auc_after: ROC-AUC, None where all or none
+    survived.
+    """
+
+    rounds: int
+    errors: Errors
+    auc_before: float | None
+    auc_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """A calibration and what it is worth.
+
+    scaling: fitted on all rounds, with levels if they were wanted. positions: each half of the
+    prompts judged by a fit on the other half, together. halves: mean errors over the positions
+    of either half by itself. before, after: reliability bins of all positions together.
+    """
+
+    scaling: Scaling
+    prompts: int
+    rounds: int
+    positions: tuple[Position, ...]
+    halves: tuple[Errors, Errors]
+    before: tuple[Bin, ...]
+    after: tuple[Bin, ...]
+
+    @property
+    def mean(self) -> Errors:
+        """The mean over the positions."""
+        return _mean([position.errors for position in self.positions])
+
+
+class _Flag:
+    """What ends a text before its next round."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+def roll_out(
+    session: Session,
+    prompts: Sequence[Prompt],
+    *,
+    max_tokens: int,
+    every: bool = True,
+    on_prompt: Callable[[int, int], None] = lambda done, total: None,
+) -> list[tuple[Round, ...]]:
+    """Decode prompts greedily, every block verified in full; the rounds of each.
+
+    every: begin a round at every token of a text, once; without it those of one pass through it.
+    Which rounds a text has depends on how wide they are, and a scheduler changes that.
+    on_prompt: called with the number of prompts done and of all.
+
+    Raises:
+        OptionError: the pair has no draft, or one without confidences.
+        What `Session.generate` raises.
+    """
+    if not session.draft_limit:
+        raise OptionError("there is no draft to calibrate; give one with -d")
+    found = []
+    for number, prompt in enumerate(prompts, 1):
+        rounds = _rounds(session, prompt, max_tokens, every=every)
+        if any(r.draft and r.confidence is None for r in rounds):
+            raise OptionError(
+                "the draft gives no confidences: it has no confidence head, and nothing to "
+                "calibrate"
+            )
+        found.append(rounds)
+        on_prompt(number, len(prompts))
+    return found
+
+
+def _rounds(session: Session, prompt: Prompt, max_tokens: int, *, every: bool) -> tuple[Round, ...]:
+    ids = session.tokenize(prompt).tolist()
+    seen: dict[int, Round] = {}
+    text: tuple[int, ...] = ()
+    at = 0
+    while True:
+        tokens = _on(session, ids, text[:at], max_tokens, seen)
+        if not at:
+            text = tokens
+        if not every:
+            break
+        at = next((i for i in range(at + 1, len(text) - 1) if len(ids) + i not in seen), 0)
+        if not at:
+            break
+    return tuple(seen[start] for start in sorted(seen))
+
+
+def _on(
+    session: Session,
+    ids: list[int],
+    text: Sequence[int],
+    max_tokens: int,
+    seen: dict[int, Round],
+) -> tuple[int, ...]:
+    """Go on from a part of a text up to the first round that is known; the new tokens."""
+    flag, tokens = _Flag(), 0
+    stream = session.stream(
+        [*ids, *text],
+        cancel=flag,
+        max_tokens=max_tokens - len(text),
+        draft_max=session.draft_limit,
+        cache_prompt=bool(text),
+    )
+    while True:
+        try:
+            piece = next(stream)
+        except StopIteration as end:
+            done = end.value
+            break
+        tokens += len(piece.token_ids)
+        if len(ids) + len(text) + tokens - 1 in seen:
+            flag.set()
+    for record in done.rounds:
+        seen.setdefault(record.start, record)
+    return tuple(done.token_ids)
+
+
+def calibrate(
+    rounds: Sequence[Sequence[Round]],
+    *,
+    levels: bool = True,
+    about: tuple[tuple[str, str], ...] = (),
+) -> Calibrated:
+    """Fit a calibration to the rounds of some prompts, and judge it on prompts held out.
+
+    rounds: of each prompt. Prompts go to the two halves in turn, so that a list sorted by kind
+    gives halves alike. about: what the calibration says of itself.
+
+    Raises OptionError for fewer than two prompts with confidences.
+    """
+    chosen = [[r for r in each if r.confidence] for each in rounds]
+    chosen = [each for each in chosen if each]
+    if len(chosen) < LEAST_PROMPTS:
+        raise OptionError(
+            f"{len(chosen)} prompts gave rounds with confidences; at least {LEAST_PROMPTS} are "
+            "needed, and hundreds are better"
+        )
+    everything = Verdicts.of_rounds(r for each in chosen for r in each)
+    half = np.concatenate([np.full(len(each), n % 2 == 0) for n, each in enumerate(chosen)])
+    scaling = replace(fit_verdicts(everything, levels=levels), about=about)
+    held = _held_out(everything, half)
+    return Calibrated(
+        scaling=scaling,
+        prompts=len(chosen),
+        rounds=len(everything),
+        positions=tuple(_position(everything, held, p) for p in range(everything.positions)),
+        halves=(_half(everything, held, half), _half(everything, held, ~half)),
+        before=_bins(everything, held[0]),
+        after=_bins(everything, held[2 if levels else 1]),
+    )
+
+
+Held = tuple[Values, Values, Values]
+"""Survivals [n, B] of every round, as the confidences say, after temperatures, after levels; each
+by the fit on the half that it does not belong to.
+"""
+
+
+def _held_out(verdicts: Verdicts, half: Truths) -> Held:
+    identity = Scaling((1.0,) * verdicts.positions)
+    found = (verdicts.survivals(identity), *(np.zeros(verdicts.confidence.shape) for _ in "TL"))
+    for side in (half, ~half):
+        for levels, into in ((False, found[1]), (True, found[2])):
+            scaling = fit_verdicts(verdicts.part(~side), levels=levels)
+            into[side] = verdicts.part(side).survivals(scaling)
+    return found[0], found[1], found[2]
+
+
+def _position(verdicts: Verdicts, held: Held, position: int) -> Position:
+    seen, survived = verdicts.seen(position), verdicts.survived(position)
+    before, _, after = (values[seen, position] for values in held)
+    return Position(
+        rounds=int(seen.sum()),
+        errors=_errors(verdicts, held, position, np.ones(len(verdicts), bool)),
+        auc_before=roc_auc(before, survived[seen]),
+        auc_after=roc_auc(after, survived[seen]),
+    )
+
+
+def _errors(verdicts: Verdicts, held: Held, position: int, chosen: Truths) -> Errors:
+    seen = verdicts.seen(position) & chosen
+    survived = verdicts.survived(position)[seen]
+    before, temperatures, levels = (values[seen, position] for values in held)
+    return Errors(
+        ece(before, survived),
+        ece(temperatures, survived),
+        ece(levels, survived),
+        ece_by_chance(levels),
+    )
+
+
+def _half(verdicts: Verdicts, held: Held, chosen: Truths) -> Errors:
+    return _mean([_errors(verdicts, held, p, chosen) for p in range(verdicts.positions)])
+
+
+def _mean(errors: Sequence[Errors]) -> Errors:
+    return Errors(
+        before=fmean(e.before for e in errors),
+        temperatures=fmean(e.temperatures for e in errors),
+        levels=fmean(e.levels for e in errors),
+        chance=fmean(e.chance for e in errors),
+    )
+
+
+def _bins(verdicts: Verdicts, survivals: Values) -> tuple[Bin, ...]:
+    parts = [(verdicts.seen(p), verdicts.survived(p), p) for p in range(verdicts.positions)]
+    predicted = np.concatenate([survivals[seen, p] for seen, _, p in parts])
+    return reliability(predicted, np.concatenate([survived[seen] for seen, survived, _ in parts]))
