@@ -5,6 +5,7 @@ how good it is on prompts that it was not fitted on.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from llamaspec.text.prompt import Prompt
 from llamaspec.trace import Round
 
 LEAST_PROMPTS = 2
+Kept = Literal["confidences", "temperatures", "levels"]
+KINDS: tuple[Kept, ...] = get_args(Kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,14 @@ class Position:
 class Calibrated:
     """A calibration and what it is worth.
 
-    scaling: fitted on all rounds, with levels if they were wanted. positions: each half of the
-    prompts judged by a fit on the other half, together. halves: mean errors over the positions
-    of either half by itself. before, after: reliability bins of all positions together.
+    scaling: fitted on all rounds. kept: what of the fit it has, the best on held-out prompts of
+    "confidences" (as they are: temperatures of 1), "temperatures" and "levels". positions: each
+    half of the prompts judged by a fit on the other half, together. halves: mean errors over the
+    positions of either half by itself. before, after: reliability bins of all positions together.
     """
 
     scaling: Scaling
+    kept: Kept
     prompts: int
     rounds: int
     positions: tuple[Position, ...]
@@ -193,17 +198,31 @@ def calibrate(
         )
     everything = Verdicts.of_rounds(r for each in chosen for r in each)
     half = np.concatenate([np.full(len(each), n % 2 == 0) for n, each in enumerate(chosen)])
-    scaling = replace(fit_verdicts(everything, levels=levels), about=about)
     held = _held_out(everything, half)
+    kept = _best(_half(everything, held, half | ~half), levels=levels)
+    after = held[KINDS.index(kept)]
     return Calibrated(
-        scaling=scaling,
+        scaling=replace(_fitted(everything, kept), about=about),
+        kept=kept,
         prompts=len(chosen),
         rounds=len(everything),
-        positions=tuple(_position(everything, held, p) for p in range(everything.positions)),
+        positions=tuple(_position(everything, held, after, p) for p in range(after.shape[1])),
         halves=(_half(everything, held, half), _half(everything, held, ~half)),
         before=_bins(everything, held[0]),
-        after=_bins(everything, held[2 if levels else 1]),
+        after=_bins(everything, after),
     )
+
+
+def _fitted(verdicts: Verdicts, kept: Kept) -> Scaling:
+    if kept == "confidences":
+        return Scaling((1.0,) * verdicts.positions)
+    return fit_verdicts(verdicts, levels=kept == "levels")
+
+
+def _best(held: Errors, *, levels: bool) -> Kept:
+    """What errs least on held-out prompts: of few prompts a fit can know too much."""
+    errors = (held.before, held.temperatures, held.levels)[: 3 if levels else 2]
+    return KINDS[errors.index(min(errors))]
 
 
 Held = tuple[Values, Values, Values]
@@ -213,23 +232,23 @@ by the fit on the half that it does not belong to.
 
 
 def _held_out(verdicts: Verdicts, half: Truths) -> Held:
-    identity = Scaling((1.0,) * verdicts.positions)
-    found = (verdicts.survivals(identity), *(np.zeros(verdicts.confidence.shape) for _ in "TL"))
-    for side in (half, ~half):
-        for levels, into in ((False, found[1]), (True, found[2])):
-            scaling = fit_verdicts(verdicts.part(~side), levels=levels)
-            into[side] = verdicts.part(side).survivals(scaling)
+    found = []
+    for kept in KINDS:
+        survivals = np.zeros(verdicts.confidence.shape)
+        for side in (half, ~half):
+            scaling = _fitted(verdicts.part(~side), kept)
+            survivals[side] = verdicts.part(side).survivals(scaling)
+        found.append(survivals)
     return found[0], found[1], found[2]
 
 
-def _position(verdicts: Verdicts, held: Held, position: int) -> Position:
+def _position(verdicts: Verdicts, held: Held, after: Values, position: int) -> Position:
     seen, survived = verdicts.seen(position), verdicts.survived(position)
-    before, _, after = (values[seen, position] for values in held)
     return Position(
         rounds=int(seen.sum()),
         errors=_errors(verdicts, held, position, np.ones(len(verdicts), bool)),
-        auc_before=roc_auc(before, survived[seen]),
-        auc_after=roc_auc(after, survived[seen]),
+        auc_before=roc_auc(held[0][seen, position], survived[seen]),
+        auc_after=roc_auc(after[seen, position], survived[seen]),
     )
 
 

@@ -165,6 +165,8 @@ def _curve(predicted: Values, survived: Truths) -> tuple[Knot, ...]:
     # equal predictions are one point, of their mean
     _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
     shares = np.array(isotonic((np.bincount(place, y) / counts)[place].tolist()))
+    # a pool that all or none survived is no certainty
+    shares = np.clip(shares, 0.5 / len(x), 1 - 0.5 / len(x))
     edges = np.flatnonzero(np.diff(shares)) + 1
     knots: list[Knot] = []
     for inside, share in zip(np.split(x, edges), shares[np.r_[0, edges]], strict=True):
