@@ -2,7 +2,7 @@
 how good it is on prompts that it was not fitted on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, get_args
@@ -48,8 +48,8 @@ class Errors:
 @dataclass(frozen=True, slots=True)
 class Position:
     """One position on prompts that were held out of the fit. rounds: of which the outcome is known.
-    errors: of all held-out rounds together. auc_before, auc_after: ROC-AUC, None where all or none
-    survived.
+    errors: of all held-out rounds together. auc_before, auc_after: ROC-AUC, the mean of the halves,
+    since scores of two fits have no common order; None where all or none survived.
     """
 
     rounds: int
@@ -176,6 +176,24 @@ def _on(
     return tuple(done.token_ids)
 
 
+def known(record: Round) -> int:
+    """Positions of a round of which it is known whether all proposals up to there were accepted:
+    all that were verified, or where the text ended with an accepted one, those up to it.
+    """
+    ended = record.committed <= record.accepted
+    return record.accepted if ended else len(record.draft)
+
+
+def verdicts_of(rounds: Iterable[Round]) -> Verdicts:
+    """What became of the proposals of rounds; those without confidences are left out."""
+    chosen = [r for r in rounds if r.confidence]
+    return Verdicts.of(
+        [(r.confidence or ())[: len(r.draft)] for r in chosen],
+        [r.accepted for r in chosen],
+        [known(r) for r in chosen],
+    )
+
+
 def calibrate(
     rounds: Sequence[Sequence[Round]],
     *,
@@ -196,7 +214,7 @@ def calibrate(
             f"{len(chosen)} prompts gave rounds with confidences; at least {LEAST_PROMPTS} are "
             "needed, and hundreds are better"
         )
-    everything = Verdicts.of_rounds(r for each in chosen for r in each)
+    everything = verdicts_of(r for each in chosen for r in each)
     half = np.concatenate([np.full(len(each), n % 2 == 0) for n, each in enumerate(chosen)])
     held = _held_out(everything, half)
     kept = _best(_half(everything, held, half | ~half), levels=levels)
@@ -206,7 +224,9 @@ def calibrate(
         kept=kept,
         prompts=len(chosen),
         rounds=len(everything),
-        positions=tuple(_position(everything, held, after, p) for p in range(after.shape[1])),
+        positions=tuple(
+            _position(everything, (held, after), half, p) for p in range(after.shape[1])
+        ),
         halves=(_half(everything, held, half), _half(everything, held, ~half)),
         before=_bins(everything, held[0]),
         after=_bins(everything, after),
@@ -242,14 +262,25 @@ def _held_out(verdicts: Verdicts, half: Truths) -> Held:
     return found[0], found[1], found[2]
 
 
-def _position(verdicts: Verdicts, held: Held, after: Values, position: int) -> Position:
-    seen, survived = verdicts.seen(position), verdicts.survived(position)
+def _position(
+    verdicts: Verdicts, scores: tuple[Held, Values], half: Truths, position: int
+) -> Position:
+    held, after = scores
     return Position(
-        rounds=int(seen.sum()),
-        errors=_errors(verdicts, held, position, np.ones(len(verdicts), bool)),
-        auc_before=roc_auc(held[0][seen, position], survived[seen]),
-        auc_after=roc_auc(after[seen, position], survived[seen]),
+        rounds=int(verdicts.seen(position).sum()),
+        errors=_errors(verdicts, held, position, half | ~half),
+        auc_before=_auc(verdicts, held[0], half, position),
+        auc_after=_auc(verdicts, after, half, position),
     )
+
+
+def _auc(verdicts: Verdicts, survivals: Values, half: Truths, position: int) -> float | None:
+    found = []
+    for side in (half, ~half):
+        seen = verdicts.seen(position) & side
+        found.append(roc_auc(survivals[seen, position], verdicts.survived(position)[seen]))
+    told = [auc for auc in found if auc is not None]
+    return fmean(told) if told else None
 
 
 def _errors(verdicts: Verdicts, held: Held, position: int, chosen: Truths) -> Errors:

@@ -1,6 +1,6 @@
 """Fits a `Scaling` to rounds that were verified in full."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,6 @@ from llamaspec.errors import OptionError
 from llamaspec.schedule.cost import isotonic
 from llamaspec.schedule.reliability import Truths, Values, ece
 from llamaspec.schedule.scaling import MOST_KNOTS, Knot, Scaling
-from llamaspec.trace import Round
 
 GRID = np.exp(np.linspace(np.log(0.1), np.log(10), 121))
 """Temperatures that are tried, 4% apart."""
@@ -20,6 +19,7 @@ LEAST_ROUNDS = 50
 _LEAST_OF_EACH = 10
 _TOLERANCE = 1e-3
 _LEAST = 1e-6
+_OWN = 0.01
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,6 @@ class Verdicts:
         until = np.minimum(np.asarray(known, np.int64), np.asarray(widths, np.int64))
         return cls(table, np.asarray(accepted, np.int64), until)
 
-    @classmethod
-    def of_rounds(cls, rounds: Iterable[Round]) -> Self:
-        """Of traced rounds; those without confidences are left out."""
-        chosen = [r for r in rounds if r.confidence]
-        return cls.of(
-            [(r.confidence or ())[: len(r.draft)] for r in chosen],
-            [r.accepted for r in chosen],
-            [known(r) for r in chosen],
-        )
-
     def __len__(self) -> int:
         return len(self.accepted)
 
@@ -96,14 +86,6 @@ class Verdicts:
         """Survival probabilities [n, B]; those of NaN confidences mean nothing."""
         rows = [scaling.survival(row.tolist()) for row in self.confidence]
         return np.array(rows, np.float64).reshape(self.confidence.shape)
-
-
-def known(record: Round) -> int:
-    """Positions of a round of which it is known whether all proposals up to there were accepted:
-    all that were verified, or where the text ended with an accepted one, those up to it.
-    """
-    ended = record.committed <= record.accepted
-    return record.accepted if ended else len(record.draft)
 
 
 def fit(
@@ -158,7 +140,7 @@ def _temperature(before: Values, logits: Values, survived: Truths) -> float:
 
 def _curve(predicted: Values, survived: Truths) -> tuple[Knot, ...]:
     """Isotonic regression as knots: of each pool its first and its last prediction, at the share
-    that survived.
+    that survived. A little of the prediction itself keeps the order within a pool.
     """
     order = np.argsort(predicted, kind="stable")
     x, y = predicted[order], survived[order].astype(np.float64)
@@ -168,14 +150,15 @@ def _curve(predicted: Values, survived: Truths) -> tuple[Knot, ...]:
     # a pool that all or none survived is no certainty
     shares = np.clip(shares, 0.5 / len(x), 1 - 0.5 / len(x))
     edges = np.flatnonzero(np.diff(shares)) + 1
+    ends = [(float(x[i]), float(shares[i])) for i in np.r_[0, edges - 1, edges, len(x) - 1]]
     knots: list[Knot] = []
-    for inside, share in zip(np.split(x, edges), shares[np.r_[0, edges]], strict=True):
-        for end in (inside[0], inside[-1]):
-            knot = (_single(end), _single(share))
-            # float32 may make one of two points
-            if not knots or knot[0] > knots[-1][0]:
-                knots.append(knot)
-    return tuple(knots[:: 1 + len(knots) // MOST_KNOTS])
+    for at, share in [(0.0, float(shares[0])), *sorted(ends), (1.0, float(shares[-1]))]:
+        knot = (_single(at), _single(share + _OWN * (at - share)))
+        # float32 may make one of two points
+        if not knots or knot[0] > knots[-1][0]:
+            knots.append(knot)
+    step = 1 + len(knots) // MOST_KNOTS
+    return (*knots[:-1:step], knots[-1])
 
 
 def _single(value: float) -> float:
