@@ -103,8 +103,10 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
     """Fit a temperature for each position in turn, and with `levels` a curve after it.
 
     Of temperatures whose calibration errors differ by less than 0.001 the one closest to 1 is
-    taken. A position with fewer than 50 known rounds, or fewer than 10 that did or did not survive,
-    takes the temperature of the position before it (the first 1) and no levels.
+    taken. Where a curve follows, which sets the calibration right, it is the one with the smallest
+    mean square error instead: that tells proposals apart. A position with fewer than 50 known
+    rounds, or fewer than 10 that did or did not survive, takes the temperature of the position
+    before it (the first 1) and no curve.
 
     Raises OptionError where there are no rounds with confidences.
     """
@@ -119,7 +121,7 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
         hits = int(survived[seen].sum())
         enough = min(hits, int(seen.sum()) - hits) >= _LEAST_OF_EACH and seen.sum() >= LEAST_ROUNDS
         if enough:
-            found = _temperature(before[seen], logits[seen], survived[seen])
+            found = _temperature(before[seen], logits[seen], survived[seen], proper=levels)
         else:
             found = temperatures[-1] if temperatures else 1.0
         temperatures.append(found)
@@ -132,8 +134,11 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
     return Scaling(tuple(temperatures), tuple(curves) if levels else ())
 
 
-def _temperature(before: Values, logits: Values, survived: Truths) -> float:
-    errors = np.array([ece(before * _sigmoid(logits / t), survived) for t in GRID])
+def _temperature(before: Values, logits: Values, survived: Truths, *, proper: bool) -> float:
+    predicted = [before * _sigmoid(logits / t) for t in GRID]
+    if proper:
+        return _single(GRID[np.argmin([np.mean((a - survived) ** 2) for a in predicted])])
+    errors = np.array([ece(a, survived) for a in predicted])
     good = np.flatnonzero(errors <= errors.min() + _TOLERANCE)
     return _single(GRID[good[np.argmin(np.abs(np.log(GRID[good])))]])
 
