@@ -20,10 +20,10 @@ def draw(path: Path, found: Mapping[str, Sequence[Bin]]) -> None:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="black", linewidth=1)
     for name, bins in found.items():
-        total = sum(one.count for one in bins)
+        total = sum(one.weight for one in bins)
         x, y = [one.predicted for one in bins], [one.happened for one in bins]
         (line,) = axes.plot(x, y, label=name)
-        sizes = [_LARGEST * one.count / total for one in bins]
+        sizes = [_LARGEST * one.weight / total for one in bins]
         axes.scatter(x, y, s=sizes, color=line.get_color())
     axes.set(xlabel="survival probability", ylabel="survived", xlim=(0, 1), ylim=(0, 1.03))
     axes.legend(loc="upper left")

@@ -2,6 +2,7 @@
 how good it is on prompts that it was not fitted on.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -101,13 +102,14 @@ def roll_out(
     prompts: Sequence[Prompt],
     *,
     max_tokens: int,
-    every: bool = True,
+    mixed: bool = True,
     on_prompt: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[Round, ...]]:
     """Decode prompts greedily, every block verified in full; the rounds of each.
 
-    every: begin a round at every token of a text, once; without it those of one pass through it.
-    Which rounds a text has depends on how wide they are, and a scheduler changes that.
+    mixed: the rounds of one pass through the text for each width that may be verified of a block,
+    since a scheduler changes where rounds begin, and those right after a rejection are harder than
+    others; each round as often as such passes have it. Without it those of whole blocks, once.
     on_prompt: called with the number of prompts done and of all.
 
     Raises:
@@ -118,7 +120,7 @@ def roll_out(
         raise OptionError("there is no draft to calibrate; give one with -d")
     found = []
     for number, prompt in enumerate(prompts, 1):
-        rounds = _rounds(session, prompt, max_tokens, every=every)
+        rounds = _rounds(session, prompt, max_tokens, mixed=mixed)
         if any(r.draft and r.confidence is None for r in rounds):
             raise OptionError(
                 "the draft gives no confidences: it has no confidence head, and nothing to "
@@ -129,21 +131,24 @@ def roll_out(
     return found
 
 
-def _rounds(session: Session, prompt: Prompt, max_tokens: int, *, every: bool) -> tuple[Round, ...]:
+def _rounds(session: Session, prompt: Prompt, max_tokens: int, *, mixed: bool) -> tuple[Round, ...]:
     ids = session.tokenize(prompt).tolist()
     seen: dict[int, Round] = {}
-    text: tuple[int, ...] = ()
-    at = 0
-    while True:
-        tokens = _on(session, ids, text[:at], max_tokens, seen)
-        if not at:
-            text = tokens
-        if not every:
-            break
-        at = next((i for i in range(at + 1, len(text) - 1) if len(ids) + i not in seen), 0)
-        if not at:
-            break
-    return tuple(seen[start] for start in sorted(seen))
+    text = _on(session, ids, (), max_tokens, seen)
+    most = session.draft_limit
+    found = []
+    for width in range(1 if mixed else most, most + 1):
+        at = 0
+        while at < len(text) - 1:
+            start = len(ids) + at
+            if start not in seen:
+                _on(session, ids, text[:at], max_tokens, seen)
+            # a near tie may have ended another text here
+            if start not in seen:
+                break
+            found.append(seen[start])
+            at += min(seen[start].committed, width + 1)
+    return tuple(found)
 
 
 def _on(
@@ -184,13 +189,16 @@ def known(record: Round) -> int:
     return record.accepted if ended else len(record.draft)
 
 
-def verdicts_of(rounds: Iterable[Round]) -> Verdicts:
-    """What became of the proposals of rounds; those without confidences are left out."""
-    chosen = [r for r in rounds if r.confidence]
+def verdicts_of(rounds: Iterable[Sequence[Round]]) -> Verdicts:
+    """What became of the proposals of each prompt's rounds; a round that a prompt has several times
+    counts as often, one without confidences not at all.
+    """
+    counted = [pair for each in rounds for pair in Counter(each).items() if pair[0].confidence]
     return Verdicts.of(
-        [(r.confidence or ())[: len(r.draft)] for r in chosen],
-        [r.accepted for r in chosen],
-        [known(r) for r in chosen],
+        [(r.confidence or ())[: len(r.draft)] for r, _ in counted],
+        [r.accepted for r, _ in counted],
+        [known(r) for r, _ in counted],
+        [times for _, times in counted],
     )
 
 
@@ -202,8 +210,8 @@ def calibrate(
 ) -> Calibrated:
     """Fit a calibration to the rounds of some prompts, and judge it on prompts held out.
 
-    rounds: of each prompt. Prompts go to the two halves in turn, so that a list sorted by kind
-    gives halves alike. about: what the calibration says of itself.
+    rounds: of each prompt, as `roll_out` gives them. Prompts go to the two halves in turn, so that
+    a list sorted by kind gives halves alike. about: what the calibration says of itself.
 
     Raises OptionError for fewer than two prompts with confidences.
     """
@@ -214,8 +222,8 @@ def calibrate(
             f"{len(chosen)} prompts gave rounds with confidences; at least {LEAST_PROMPTS} are "
             "needed, and hundreds are better"
         )
-    everything = verdicts_of(r for each in chosen for r in each)
-    half = np.concatenate([np.full(len(each), n % 2 == 0) for n, each in enumerate(chosen)])
+    everything = verdicts_of(chosen)
+    half = np.concatenate([np.full(len(set(each)), n % 2 == 0) for n, each in enumerate(chosen)])
     held = _held_out(everything, half)
     kept = _best(_half(everything, held, half | ~half), levels=levels)
     after = held[KINDS.index(kept)]
@@ -287,11 +295,12 @@ def _errors(verdicts: Verdicts, held: Held, position: int, chosen: Truths) -> Er
     seen = verdicts.seen(position) & chosen
     survived = verdicts.survived(position)[seen]
     before, temperatures, levels = (values[seen, position] for values in held)
+    weight = verdicts.weight[seen].astype(np.float64)
     return Errors(
-        ece(before, survived),
-        ece(temperatures, survived),
-        ece(levels, survived),
-        ece_by_chance(levels),
+        ece(before, survived, weight),
+        ece(temperatures, survived, weight),
+        ece(levels, survived, weight),
+        ece_by_chance(levels, weight),
     )
 
 
@@ -311,4 +320,6 @@ def _mean(errors: Sequence[Errors]) -> Errors:
 def _bins(verdicts: Verdicts, survivals: Values) -> tuple[Bin, ...]:
     parts = [(verdicts.seen(p), verdicts.survived(p), p) for p in range(verdicts.positions)]
     predicted = np.concatenate([survivals[seen, p] for seen, _, p in parts])
-    return reliability(predicted, np.concatenate([survived[seen] for seen, survived, _ in parts]))
+    happened = np.concatenate([survived[seen] for seen, survived, _ in parts])
+    weight = np.concatenate([verdicts.weight[seen] for seen, _, _ in parts])
+    return reliability(predicted, happened, weight.astype(np.float64))

@@ -49,9 +49,8 @@ def calibrate(
         bool,
         typer.Option("--levels/--no-levels", help="Curves after the temperatures, if better."),
     ] = True,
-    every: Annotated[
-        bool,
-        typer.Option("--every/--no-every", help="Begin a round at every token of a text."),
+    mixed: Annotated[
+        bool, typer.Option("--mixed/--full", help="Rounds of every width, or of whole blocks.")
     ] = True,
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Of each text.")] = 128,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
@@ -91,7 +90,7 @@ def calibrate(
                 "of your own kind with --prompts",
                 err=True,
             )
-        found = _calibrated(target_file, draft_file, options, texts, (max_tokens, every, levels))
+        found = _calibrated(target_file, draft_file, options, texts, (max_tokens, mixed, levels))
         with staged(written, overwrite=force) as part:
             found.scaling.save(part)
         if embed is not None:
@@ -133,7 +132,7 @@ def _calibrated(
     from llamaspec.calibrating import roll_out
     from llamaspec.session import load
 
-    max_tokens, every, levels = how
+    max_tokens, mixed, levels = how
     show = on_terminal()
     with load(target, draft, options=options) as session:
         try:
@@ -141,7 +140,7 @@ def _calibrated(
                 session,
                 [_asked(session, text) for text in texts],
                 max_tokens=max_tokens,
-                every=every,
+                mixed=mixed,
                 on_prompt=_progress if show else lambda done, total: None,
             )
         finally:

@@ -28,12 +28,14 @@ class Verdicts:
 
     confidence [n, B]: of each proposal, NaN where none was verified. accepted [n]. known [n]: of
     how many positions it is known whether all proposals up to there were accepted. Where a text
-    ends in the middle of a block, that is not known of what follows.
+    ends in the middle of a block, that is not known of what follows. weight [n]: whole numbers,
+    how often each round counts.
     """
 
     confidence: Values
     accepted: npt.NDArray[np.int64]
     known: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.int64]
 
     @classmethod
     def of(
@@ -41,14 +43,17 @@ class Verdicts:
         confidences: Sequence[Sequence[float]],
         accepted: Sequence[int],
         known: Sequence[int] | None = None,
+        weight: Sequence[int] | None = None,
     ) -> Self:
-        """Of lists, one entry a round; known: None where no text ended inside a block.
+        """Of lists, one entry a round. known: None where no text ended inside a block; weight: None
+        where all count once.
 
         Raises OptionError where the lists do not go together.
         """
         widths = [len(c) for c in confidences]
         known = widths if known is None else known
-        if not len(widths) == len(accepted) == len(known):
+        weight = [1] * len(widths) if weight is None else weight
+        if not len(widths) == len(accepted) == len(known) == len(weight):
             raise OptionError(
                 f"there are confidences of {len(widths)} rounds, and accepted counts of "
                 f"{len(accepted)}"
@@ -59,7 +64,7 @@ class Verdicts:
         for row, values in zip(table, confidences, strict=True):
             row[: len(values)] = values
         until = np.minimum(np.asarray(known, np.int64), np.asarray(widths, np.int64))
-        return cls(table, np.asarray(accepted, np.int64), until)
+        return cls(table, np.asarray(accepted, np.int64), until, np.asarray(weight, np.int64))
 
     def __len__(self) -> int:
         return len(self.accepted)
@@ -80,7 +85,12 @@ class Verdicts:
 
     def part(self, chosen: Truths) -> "Verdicts":
         """Some of the rounds."""
-        return Verdicts(self.confidence[chosen], self.accepted[chosen], self.known[chosen])
+        return Verdicts(
+            self.confidence[chosen],
+            self.accepted[chosen],
+            self.known[chosen],
+            self.weight[chosen],
+        )
 
     def survivals(self, scaling: Scaling) -> Values:
         """Survival probabilities [n, B]; those of NaN confidences mean nothing."""
@@ -121,12 +131,13 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
         hits = int(survived[seen].sum())
         enough = min(hits, int(seen.sum()) - hits) >= _LEAST_OF_EACH and seen.sum() >= LEAST_ROUNDS
         if enough:
-            found = _temperature(before[seen], logits[seen], survived[seen], proper=levels)
+            outcome = survived[seen], verdicts.weight[seen]
+            found = _temperature(before[seen], logits[seen], outcome, proper=levels)
         else:
             found = temperatures[-1] if temperatures else 1.0
         temperatures.append(found)
         after = before * _sigmoid(logits / found)
-        curve = _curve(after[seen], survived[seen]) if enough and levels else ()
+        curve = _curve(after[seen], outcome) if enough and levels else ()
         if curve:
             after = np.interp(after, [x for x, _ in curve], [y for _, y in curve])
         curves.append(curve)
@@ -134,26 +145,33 @@ def fit_verdicts(verdicts: Verdicts, *, levels: bool = True) -> Scaling:
     return Scaling(tuple(temperatures), tuple(curves) if levels else ())
 
 
-def _temperature(before: Values, logits: Values, survived: Truths, *, proper: bool) -> float:
+Outcome = tuple[Truths, npt.NDArray[np.int64]]
+"""Whether rounds [n] survived, and how often each counts."""
+
+
+def _temperature(before: Values, logits: Values, outcome: Outcome, *, proper: bool) -> float:
+    survived, weight = outcome[0], outcome[1].astype(np.float64)
     predicted = [before * _sigmoid(logits / t) for t in GRID]
     if proper:
-        return _single(GRID[np.argmin([np.mean((a - survived) ** 2) for a in predicted])])
-    errors = np.array([ece(a, survived) for a in predicted])
+        return _single(GRID[np.argmin([weight @ (a - survived) ** 2 for a in predicted])])
+    errors = np.array([ece(a, survived, weight) for a in predicted])
     good = np.flatnonzero(errors <= errors.min() + _TOLERANCE)
     return _single(GRID[good[np.argmin(np.abs(np.log(GRID[good])))]])
 
 
-def _curve(predicted: Values, survived: Truths) -> tuple[Knot, ...]:
+def _curve(predicted: Values, outcome: Outcome) -> tuple[Knot, ...]:
     """Isotonic regression as knots: of each pool its first and its last prediction, at the share
     that survived. A little of the prediction itself keeps the order within a pool.
     """
+    survived, weight = outcome
     order = np.argsort(predicted, kind="stable")
-    x, y = predicted[order], survived[order].astype(np.float64)
+    x, y = (np.repeat(values[order], weight[order]) for values in (predicted, survived))
     # equal predictions are one point, of their mean
     _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
-    shares = np.array(isotonic((np.bincount(place, y) / counts)[place].tolist()))
+    shares = np.array(isotonic((np.bincount(place, y.astype(np.float64)) / counts)[place].tolist()))
     # a pool that all or none survived is no certainty
-    shares = np.clip(shares, 0.5 / len(x), 1 - 0.5 / len(x))
+    least = 0.5 / len(predicted)
+    shares = np.clip(shares, least, 1 - least)
     edges = np.flatnonzero(np.diff(shares)) + 1
     ends = [(float(x[i]), float(shares[i])) for i in np.r_[0, edges - 1, edges, len(x) - 1]]
     knots: list[Knot] = []

@@ -21,52 +21,59 @@ Truths = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Predictions that lie together: how many, their mean, the share that came true."""
+    """Predictions that lie together: their weight, their mean, the share that came true."""
 
-    count: int
+    weight: float
     predicted: float
     happened: float
 
 
 def reliability(
-    predicted: Values, happened: Truths, *, mass: bool = False, bins: int = BINS
+    predicted: Values, happened: Truths, weight: Values, *, mass: bool = False, bins: int = BINS
 ) -> tuple[Bin, ...]:
-    """The bins that hold anything, rising, of predictions [n] and what came true [n]."""
+    """The bins that hold anything, rising, of predictions [n] with weights [n] and of what came
+    true [n].
+    """
     where = _places(predicted, mass=mass, bins=bins)
-    found = []
-    for number in np.unique(where):
-        inside = where == number
-        share = float(happened[inside].mean())
-        found.append(Bin(int(inside.sum()), float(predicted[inside].mean()), share))
-    return tuple(found)
+    sums = [
+        np.bincount(where, values, minlength=bins)
+        for values in (weight, weight * predicted, weight * happened)
+    ]
+    return tuple(
+        Bin(float(w), float(p / w), float(h / w)) for w, p, h in zip(*sums, strict=True) if w > 0
+    )
 
 
-def ece(predicted: Values, happened: Truths, *, mass: bool = False, bins: int = BINS) -> float:
+def ece(
+    predicted: Values,
+    happened: Truths,
+    weight: Values | None = None,
+    *,
+    mass: bool = False,
+    bins: int = BINS,
+) -> float:
     """The expected calibration error: the mean over all predictions of |mean prediction - share
-    that came true| of their bin. 0 without any prediction.
+    that came true| of their bin. weight: of each in the means, None for all alike. 0 without any
+    prediction.
     """
     if not len(predicted):
         return 0.0
+    weight = np.ones(len(predicted)) if weight is None else weight
     where = _places(predicted, mass=mass, bins=bins)
-    gaps = np.bincount(where, predicted - happened, minlength=bins)
-    return float(np.abs(gaps).sum() / len(predicted))
+    gaps = np.bincount(where, weight * (predicted - happened), minlength=bins)
+    return float(np.abs(gaps).sum() / weight.sum())
 
 
 def ece_by_chance(
-    predicted: Values, *, mass: bool = False, bins: int = BINS, draws: int = 200
+    predicted: Values, weight: Values | None = None, *, draws: int = 200, bins: int = BINS
 ) -> float:
     """The calibration error that so many predictions show on average although each is exactly
     right: what happens is drawn by them, independently, with a fixed seed.
     """
-    if not len(predicted):
-        return 0.0
-    where = _places(predicted, mass=mass, bins=bins)
     noise = np.random.default_rng(_SEED)
-    total = 0.0
-    for _ in range(draws):
-        happened = noise.random(len(predicted)) < predicted
-        total += np.abs(np.bincount(where, predicted - happened, minlength=bins)).sum()
-    return float(total / draws / len(predicted))
+    size = (draws, len(predicted))
+    found = [ece(predicted, row < predicted, weight, bins=bins) for row in noise.random(size)]
+    return float(np.mean(found))
 
 
 def roc_auc(scores: Values, happened: Truths) -> float | None:

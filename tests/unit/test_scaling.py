@@ -134,7 +134,7 @@ def test_what_is_not_known_of_a_text_that_ended_is_left_out() -> None:
     ended = Round(0, 1, (5, 6, 7), (0.9, 0.8, 0.7), accepted=2, committed=2)
     whole = Round(0, 1, (5, 6, 7), (0.9, 0.8, 0.7), accepted=2, committed=3)
     assert (known(ended), known(whole)) == (2, 3)
-    verdicts = verdicts_of([ended, whole, Round(0, 1, (), None, 0, 1)])
+    verdicts = verdicts_of([[ended, whole], [Round(0, 1, (), None, 0, 1)]])
     assert len(verdicts) == 2
     assert [verdicts.seen(p).tolist() for p in (1, 2)] == [[True, True], [False, True]]
     rounds = _rounds(10, 500, (1.0, 1.0))
@@ -142,6 +142,22 @@ def test_what_is_not_known_of_a_text_that_ended_is_left_out() -> None:
     more = [[*c] for c in rounds[0]] + [[0.99, 0.01]] * 300
     found = fit(more, rounds[1] + [0] * 300, [2] * 500 + [0] * 300)
     assert found == fit(*rounds)
+
+
+def test_a_round_that_counts_twice_counts_as_two() -> None:
+    confidences, accepted = _rounds(14, 300, (2.0, 1.0))
+    weight = [1 + i % 3 for i in range(300)]
+    verdicts = Verdicts.of(confidences, accepted, weight=weight)
+    places = [i for i, w in enumerate(weight) for _ in range(w)]
+    repeated = Verdicts.of([confidences[i] for i in places], [accepted[i] for i in places])
+    for levels in (False, True):
+        once, often = (fit_verdicts(v, levels=levels) for v in (verdicts, repeated))
+        assert once.temperatures == often.temperatures
+    assert ece(
+        np.array([c[0] for c in confidences]), verdicts.survived(0), np.array(weight, float)
+    ) == pytest.approx(ece(np.array([confidences[i][0] for i in places]), repeated.survived(0)))
+    round_ = Round(0, 1, (5,), (0.9,), accepted=1, committed=2)
+    assert verdicts_of([[round_, round_], [round_]]).weight.tolist() == [2, 1]
 
 
 def test_rounds_that_do_not_go_together_are_refused() -> None:
@@ -216,10 +232,10 @@ def test_ece_is_the_mean_gap_of_bins() -> None:
     predicted = np.array([0.05, 0.05, 0.95, 0.95])
     happened = np.array([True, False, True, True])
     assert ece(predicted, happened) == pytest.approx(0.25)
-    low, high = reliability(predicted, happened)
-    assert (low.count, low.happened) == (2, 0.5)
+    low, high = reliability(predicted, happened, np.ones(4))
+    assert (low.weight, low.happened) == (2, 0.5)
     assert low.predicted == pytest.approx(0.05)
-    assert (high.count, high.happened) == (2, 1.0)
+    assert (high.weight, high.happened) == (2, 1.0)
     assert ece(np.array([1.0, 0.0]), np.array([True, False])) == 0
     assert ece(np.zeros(0), np.zeros(0, bool)) == ece_by_chance(np.zeros(0)) == 0
     with pytest.raises(OptionError, match="probabilities"):
@@ -229,11 +245,11 @@ def test_ece_is_the_mean_gap_of_bins() -> None:
 def test_equal_predictions_share_a_bin_of_equal_mass() -> None:
     predicted = np.array([0.1] * 15 + [0.9] * 5)
     happened = np.arange(20) % 2 == 0
-    assert [b.count for b in reliability(predicted, happened, mass=True)] == [15, 5]
+    assert [b.weight for b in reliability(predicted, happened, np.ones(20), mass=True)] == [15, 5]
     spread = np.linspace(0.901, 0.999, 40)
     hits = np.arange(40) >= 20
     # one bin of equal width hides that the lower half never happened
-    assert [b.count for b in reliability(spread, hits, mass=True)] == [4] * 10
+    assert [b.weight for b in reliability(spread, hits, np.ones(40), mass=True)] == [4] * 10
     assert ece(spread, hits, mass=True) > ece(spread, hits) + 0.01
 
 
@@ -267,9 +283,9 @@ def test_calibrating_judges_each_half_by_a_fit_on_the_other() -> None:
     assert (found.prompts, found.rounds, found.kept) == (40, 4000, "levels")
     assert found.mean.levels < 0.03 < found.mean.temperatures < found.mean.before
     assert found.scaling.about == (("draft", "d"),)
-    everything = verdicts_of(r for each in rounds for r in each)
+    everything = verdicts_of(rounds)
     assert found.scaling.levels == fit_verdicts(everything).levels
-    even, odd = (verdicts_of(r for e in rounds[i::2] for r in e) for i in (0, 1))
+    even, odd = (verdicts_of(rounds[i::2]) for i in (0, 1))
     survivals = even.survivals(fit_verdicts(odd))
     errors = [ece(survivals[:, p], even.survived(p)) for p in (0, 1)]
     assert found.halves[0].levels == pytest.approx(np.mean(errors))
@@ -277,7 +293,7 @@ def test_calibrating_judges_each_half_by_a_fit_on_the_other() -> None:
         assert position.rounds == 4000
         assert position.auc_before is not None
         assert position.auc_after == pytest.approx(position.auc_before, abs=0.02)
-    assert sum(b.count for b in found.after) == 8000
+    assert sum(b.weight for b in found.after) == 8000
 
 
 def test_of_few_rounds_nothing_is_kept_that_is_worse_than_the_confidences() -> None:
