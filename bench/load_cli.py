@@ -109,6 +109,6 @@ def draw(path: Path, outcomes: Sequence[Outcome]) -> None:
         if name == SCHEDULED:
             for o in chosen:
                 axes.annotate(str(o.sequences), (o.per_user, o.throughput), fontsize="small")
-    axes.set(xlabel="tokens/s of each user", ylabel="tokens/s of all", yscale="log")
+    axes.set(xlabel="tokens/s of each user", ylabel="tokens/s of all", ylim=(0, None))
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -73,39 +73,63 @@ def calibrate(
     with guarded():
         options = LoadOptions(context=context, n_gpu_layers=n_gpu_layers, threads=threads)
         texts = read_prompts(prompts)
-        target_file, draft_file = _pair(model, draft)
-        from llamaspec.runtime.staged import check_output, staged
-        from llamaspec.schedule.stored import beside
-
-        written = output or beside(draft_file)
-        for path in filter(None, (written, embed, plot)):
-            check_output(path, force, [target_file, draft_file])
-        if plot is not None:
-            from llamaspec.bench.plots import library
-
-            library()
+        pair = _pair(model, draft)
+        files = _files(pair, (output, embed, plot), force=force)
         if prompts is None:
             typer.echo(
                 f"llamaspec: {len(texts)} bundled prompts are few to calibrate on; give hundreds "
                 "of your own kind with --prompts",
                 err=True,
             )
-        found = _calibrated(target_file, draft_file, options, texts, (max_tokens, mixed, levels))
-        with staged(written, overwrite=force) as part:
-            found.scaling.save(part)
-        if embed is not None:
-            _embed(found, draft_file, embed, force)
-        if plot is not None:
-            from llamaspec.bench.trust import draw
-
-            with staged(plot, overwrite=force) as part:
-                draw(part, {"confidences": found.before, "calibrated": found.after})
-        made = [str(path) for path in (written, embed, plot) if path is not None]
+        found = _calibrated(pair, options, texts, (max_tokens, mixed, levels))
+        made = _write(found, pair[1], files, force=force)
         if as_json:
             typer.echo(json.dumps(_as_json(found, made), ensure_ascii=False))
             return
         for line in [*_lines(found), f"written: {', '.join(made)}"]:
             typer.echo(line)
+
+
+Files = tuple[Path, Path | None, Path | None]
+"""The calibration, the copy of the draft, the plot."""
+
+
+def _files(
+    pair: tuple[Path, Path], wanted: tuple[Path | None, Path | None, Path | None], *, force: bool
+) -> Files:
+    """What is to be written, known to be possible before anything is computed."""
+    from llamaspec.runtime.staged import check_output
+    from llamaspec.schedule.stored import beside
+
+    output, embed, plot = wanted
+    files = (output or beside(pair[1]), embed, plot)
+    for path in files:
+        if path is not None:
+            check_output(path, force, pair)
+    if plot is not None:
+        from llamaspec.bench.plots import library
+
+        library()
+    return files
+
+
+def _write(found: "Calibrated", draft: Path, files: Files, *, force: bool) -> list[str]:
+    from llamaspec.runtime.staged import staged
+
+    written, embed, plot = files
+    with staged(written, overwrite=force) as part:
+        found.scaling.save(part)
+    if embed is not None:
+        from llamaspec.convert.annotate import annotate
+        from llamaspec.schedule.stored import PREFIX, as_metadata
+
+        annotate(draft, embed, as_metadata(found.scaling), drop=PREFIX, overwrite=force)
+    if plot is not None:
+        from llamaspec.bench.trust import draw
+
+        with staged(plot, overwrite=force) as part:
+            draw(part, {"confidences": found.before, "calibrated": found.after})
+    return [str(path) for path in files if path is not None]
 
 
 def _pair(model: str | None, draft: str | None) -> tuple[Path, Path]:
@@ -122,8 +146,7 @@ def _pair(model: str | None, draft: str | None) -> tuple[Path, Path]:
 
 
 def _calibrated(
-    target: Path,
-    draft: Path,
+    pair: tuple[Path, Path],
     options: LoadOptions,
     texts: list[str],
     how: tuple[int, bool, bool],
@@ -132,7 +155,7 @@ def _calibrated(
     from llamaspec.calibrating import roll_out
     from llamaspec.session import load
 
-    max_tokens, mixed, levels = how
+    (target, draft), (max_tokens, mixed, levels) = pair, how
     show = on_terminal()
     with load(target, draft, options=options) as session:
         try:
@@ -156,13 +179,6 @@ def _asked(session: "Session", text: str) -> "Prompt":
 
 def _progress(done: int, total: int) -> None:
     show_line(f"{done} of {total} prompts")
-
-
-def _embed(found: "Calibrated", draft: Path, output: Path, force: bool) -> None:
-    from llamaspec.convert.annotate import annotate
-    from llamaspec.schedule.stored import PREFIX, as_metadata
-
-    annotate(draft, output, as_metadata(found.scaling), drop=PREFIX, overwrite=force)
 
 
 def _as_json(found: "Calibrated", made: list[str]) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 def test_a_draft_without_any_has_none(draft: Path) -> None:
     assert find(draft) is None
-    assert find(demo.draft_path()) is None or beside(demo.draft_path()).exists()
 
 
 def test_the_file_beside_a_draft_goes_first(draft: Path, tmp_path: Path) -> None:
