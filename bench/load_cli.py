@@ -22,7 +22,7 @@ from llamaspec.bench.load import (
 )
 from llamaspec.bench.load import check as compare
 from llamaspec.bench.plots import library
-from llamaspec.bench.recorded import BUNDLED, Recorded, Text
+from llamaspec.bench.recorded import BUNDLED, Recorded, Text, about
 from llamaspec.bench.typed import of_json, read_object
 from llamaspec.bench.workloads import read
 from llamaspec.calibrating import calibrate, roll_out
@@ -89,7 +89,9 @@ def record(
         rounds = roll_out(session, asked, max_tokens=max_tokens)
     fitted = calibrate([each for i, each in enumerate(rounds) if i % _HELD_OUT])
     texts = tuple(Text.of(each) for each in rounds[::_HELD_OUT] if each)
-    Recorded(texts, fitted.scaling).save(output)
+    found = Recorded(texts, fitted.scaling)
+    found.save(output)
+    typer.echo(", ".join(f"{count} {name}" for name, count in about(found).items()))
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> None:

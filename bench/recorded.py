@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from llamaspec.bench.typed import of_json, read_object
 from llamaspec.errors import OptionError
@@ -117,7 +117,7 @@ def _text(rounds: tuple[tuple[int, ...], ...]) -> Text:
     return Text(tuple(r[0] for r in rounds), tuple(moments))
 
 
-def about(recorded: Recorded) -> dict[str, Any]:
-    """What there is of it."""
+def about(recorded: Recorded) -> dict[str, int]:
+    """How much there is of it."""
     moments = [m for text in recorded.texts for m in text.moments]
     return {"texts": len(recorded.texts), "rounds": len(moments), "proposals": recorded.proposals}
