@@ -28,7 +28,9 @@ from llamaspec.bench.workloads import read
 from llamaspec.calibrating import calibrate, roll_out
 from llamaspec.session import load
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 Rounds = Annotated[Path, typer.Option("--rounds", help="Recorded rounds; absent: bundled ones.")]
 Passes = Annotated[int, typer.Option("--passes", min=1, help="Shared passes of each run.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the order of texts.")]
