@@ -4,6 +4,7 @@ import typer
 
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.cli import bench
+from llamaspec.cli.calibrate import calibrate
 from llamaspec.cli.convert import convert
 from llamaspec.cli.convert_target import convert_target
 from llamaspec.cli.doctor import doctor
@@ -27,6 +28,7 @@ app.command()(convert)
 app.command("convert-target")(convert_target)
 app.command()(quantize)
 app.command()(verify)
+app.command()(calibrate)
 app.command()(doctor)
 app.add_typer(bench.app, name="bench")
 

@@ -55,6 +55,7 @@ print("heavy:", [name for name in heavy if name in sys.modules])
         ["convert-target", "-h"],
         ["quantize", "-h"],
         ["verify", "-h"],
+        ["calibrate", "-h"],
         ["bench", "-h"],
         ["bench", "run", "-h"],
     ],
@@ -79,6 +80,7 @@ def test_help_names_every_command_and_option() -> None:
         "convert-target",
         "quantize",
         "verify",
+        "calibrate",
         "doctor",
         "--version",
     ):

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 FLOORS = [
     {"__main__"},
     {"cli", "serve"},
-    {"checking"},
+    {"checking", "calibrating"},
     {"session"},
     {"completion", "requests"},
     {"loading", "hub", "demo"},
@@ -30,7 +30,17 @@ LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 BESIDE = {
     "convert": {"hub", "runtime", "options", "errors", "_version"},
     "bench": {
-        *("checking", "session", "completion", "loading", "hub", "demo", "engine", "draft"),
+        *(
+            "checking",
+            "calibrating",
+            "session",
+            "completion",
+            "loading",
+            "hub",
+            "demo",
+            "engine",
+            "draft",
+        ),
         *("trace", "verify", "schedule", "text", "runtime", "options", "errors", "_version"),
         *("ffi", "convert"),
     },
