@@ -20,6 +20,7 @@ from llamaspec.schedule.cost import CostCurve
 from llamaspec.schedule.measure import DraftSide, measure, quick
 from llamaspec.schedule.pace import Pace
 from llamaspec.schedule.prices import Prices
+from llamaspec.schedule.stored import find
 from llamaspec.verify import known, probe
 from llamaspec.verify.probe import Exactness
 
@@ -53,7 +54,7 @@ class Measured:
         """Who chooses how much to draft, from the curve of the options' file or a measured one;
         None where there is no draft, or one whose head runs in Python.
 
-        Raises OptionError for a file that is no cost curve.
+        Raises OptionError for a file that is no cost curve, or no calibration, beside the draft.
         """
         drafter, given = self.drafter, self.options.cost_curve
         if drafter is None or self.options.head == "python":
@@ -68,7 +69,8 @@ class Measured:
             )
         width = _block(drafter).proposals
         prices = Prices(curve, rows=drafter.proposals + 1, width=width, pinned=given is not None)
-        return Pace(prices, Calibration(width))
+        scaling = None if self.draft_file is None else find(self.draft_file.path)
+        return Pace(prices, Calibration(width, scaling))
 
     def _curve(self, drafter: Drafter) -> CostCurve:
         side, files = None, [_identity(self.target_file)]

@@ -137,3 +137,27 @@ def test_bad_input_is_one_line(prompts: Path, draft: Path, tmp_path: Path) -> No
     words = (*FEW, *pair, "--prompts", prompts, "--plot", tmp_path / "p.png")
     assert "plots need matplotlib" in refusal(llamaspec(*words, env=env))
     assert find(draft) is None
+
+
+def test_loading_starts_from_what_is_found_and_refuses_what_is_broken(
+    draft: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "draft.calibration.json"
+    scaling = Scaling((3.0,) * 7)
+    scaling.save(file)
+    settings = {"draft": draft, "threads": 1, "context": 512}
+    target = demo.target_path()
+    with load(target, **settings) as session:  # type: ignore[arg-type]
+        assert session.pace is not None
+        assert session.pace.calibration.scaling == scaling
+        assert session.pace.calibration.probabilities((0.5, 0.9), 2)[1] < 0.7
+        done = session.generate(TEXTS[0], max_tokens=24)
+        plain = session.generate(TEXTS[0], max_tokens=24, draft_max=0)
+    assert done.token_ids == plain.token_ids
+    file.write_text('{"format": "llamaspec calibration 1", "temperatures": [0]}')
+    with pytest.raises(OptionError, match="temperature 0"):
+        load(target, **settings)  # type: ignore[arg-type]
+    failed = llamaspec("run", "-t", 1, "-m", target, "-d", draft, TEXTS[0])
+    line = refusal(failed)
+    assert "draft.calibration.json" in line
+    assert "calibrate again, or remove it" in line

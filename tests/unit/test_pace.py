@@ -12,6 +12,7 @@ from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.cost import CostCurve, Surface
 from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.schedule.prices import Prices
+from llamaspec.schedule.scaling import Scaling
 
 WIDTH = 7
 STAIRS = {
@@ -215,3 +216,17 @@ def test_confidences_that_are_not_numbers_are_the_least_there_are() -> None:
         calibration.learn((math.nan, 0.9), accepted, 2)
     assert math.isfinite(calibration.offset)
     assert calibration.slope > 0.5
+
+
+def test_a_calibration_starts_from_a_scaling_and_learns_slowly() -> None:
+    scaling = Scaling((2.0, 2.0), (((0.0, 0.0), (1.0, 0.5)), ()))
+    given, quick = Calibration(2, scaling), Calibration(2)
+    first = 0.5 * (0.9**0.5 / (0.9**0.5 + 0.1**0.5))
+    found = given.probabilities((0.9, 0.5), 2)
+    assert found == pytest.approx([first, 0.5])
+    for _ in range(20):
+        given.learn((0.9, 0.5), 0, 2)
+        quick.learn((0.9, 0.5), 0, 2)
+    assert 0.75 * first < given.probabilities((0.9,), 1)[0] < 0.95 * first
+    assert quick.probabilities((0.9,), 1)[0] < 0.6
+    assert given.probabilities((math.nan, 0.5), 2)[0] < 0.01
