@@ -20,13 +20,14 @@ from llamaspec.measuring import Measured
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
+from llamaspec.runtime.context import ContextShape, TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
     check_target,
     describe,
 )
 from llamaspec.runtime.description import DraftDescription, FileDescription
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.runtime.placement import Placement, check_placement, place

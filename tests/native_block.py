@@ -7,8 +7,9 @@ import numpy as np
 
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
-from llamaspec.runtime.context import ContextShape, DraftContext, TargetContext
+from llamaspec.runtime.context import ContextShape, TargetContext
 from llamaspec.runtime.describe import DraftDescription, describe
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.model import Model
 
 _PADDING = 256

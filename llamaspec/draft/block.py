@@ -13,7 +13,7 @@ from llamaspec.draft.heads import DraftHead
 from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
-from llamaspec.runtime.context import DraftContext
+from llamaspec.runtime.draft_context import DraftContext
 
 MOST_WAITING = 64
 """Rows of committed positions that wait for the next proposal; more are injected at once."""

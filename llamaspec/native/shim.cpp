@@ -260,10 +260,18 @@ int ls_decode(llama_context * ctx, ls_batch * batch) {
     return guarded(-1001, [&] { return decode(ctx, batch); });
 }
 
-int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids) {
+int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, const int32_t * taps, int n_taps,
+                     float * features) {
     return guarded(-1001, [&] {
-        const int rc = decode(ctx, batch);
-        return rc != 0 ? rc : choose(ctx, n_rows, ids);
+        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
+        int rc = decode(ctx, batch);
+        if (rc == 0) {
+            rc = choose(ctx, n_rows, ids);
+        }
+        for (int i = 0; rc == 0 && n_taps > 0 && i < n_rows; ++i) {
+            rc = gather(ctx, taps, n_taps, i, features + i * width);
+        }
+        return rc;
     });
 }
 

@@ -42,8 +42,10 @@ int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const 
 
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
-/* Decode, then the largest logit's index of every output row: ids [n_rows]. */
-int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids);
+/* Decode, then the largest logit's index of every output row: ids [n_rows]; with taps also the features of the batch's
+   first n_rows rows: [n_rows, n_taps * width]. */
+int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, const int32_t * taps,
+                     int n_taps, float * features);
 
 /* Decode the one row of a batch, then the greedy choice after it, and so on: up to n tokens, until one of ends [n_ends] is
    chosen or `seconds` have gone. ids [n] and, with taps, their rows' features [n, n_taps * width] are filled, count says how

@@ -12,10 +12,8 @@ from llamaspec.ffi import ffi, lib
 from llamaspec.options import CacheType, FlashAttention
 from llamaspec.runtime import log
 from llamaspec.runtime.arrays import (
-    ByteArray,
     FloatArray,
     IntArray,
-    byte_pointer,
     float_pointer,
     int_pointer,
 )
@@ -118,8 +116,11 @@ class Context(NativeHandle):
 
     def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
         """As `decode`; return the largest logit's index of each of the n_rows output rows."""
+        return self._choices(batch, n_rows, ffi.NULL, 0, ffi.NULL)
+
+    def _choices(self, batch: Batch, n_rows: int, *features: Any) -> list[int]:  # noqa: ANN401
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
-        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints)
+        self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, *features)
         found: list[int] = ffi.unpack(self._ints, n_rows)
         return found
 
@@ -211,6 +212,8 @@ class TargetContext(Context):
     snapshots: int
     _tapping: bool = False
     _taps_pointer: Any = ffi.NULL
+    # rows whose features the last decode has put where `features_view` would
+    _gathered: int = 0
     _run_ids: Any
     _run_count: Any
     _reach: dict[int, tuple[int, int]]
@@ -310,6 +313,19 @@ class TargetContext(Context):
         self._check(lib.ls_set_taps(self.ptr, self._taps_pointer, len(self.taps), wanted))
         self._tapping = wanted
 
+    def decode(self, batch: Batch) -> None:
+        self._gathered = 0
+        super().decode(batch)
+
+    def decode_choose(self, batch: Batch, n_rows: int) -> list[int]:
+        self._gathered = 0
+        if not self._tapping or batch.size != n_rows:
+            return super().decode_choose(batch, n_rows)
+        n_taps = len(self.taps)
+        found = self._choices(batch, n_rows, self._taps_pointer, n_taps, self._features_pointer)
+        self._gathered = n_rows
+        return found
+
     def decode_run(self, batch: Batch, most: int, ends: Sequence[int], seconds: float) -> list[int]:
         """Decode the only row of `batch`, then the greedy choice after it, and so on. Return the
         choices: `most` of them, at most `LONGEST_RUN` and n_batch, or fewer where one of the ids in
@@ -319,6 +335,7 @@ class TargetContext(Context):
         `decode` does.
         """
         assert not self.recurrent, "a recurrent state would lose its snapshots"
+        self._gathered = 0
         taps, n_taps = self._taps_pointer, len(self.taps) if self._tapping else 0
         features = self._features_pointer if n_taps else ffi.NULL
         out = features, self._run_ids, self._run_count
@@ -344,71 +361,9 @@ class TargetContext(Context):
         context, valid until the next call.
         """
         assert len(rows) <= len(self._features), "more rows than a batch holds"
+        first, count = rows[0], len(rows)
+        if rows[-1] < self._gathered and rows[-1] - first + 1 == count:
+            return self._features[first : first + count]
         arguments = self._taps_pointer, len(self.taps), rows, len(rows), self._features_pointer
         self._check(self._timed(lib.ls_gather_features, *arguments))
         return self._features[: len(rows)]
-
-
-class DraftContext(Context):
-    """A draft's context: non-causal blocks over injected features."""
-
-    feature_width: int
-
-    def configure(
-        self,
-        *,
-        feature_width: int,
-        causal: bool,
-        confidence: bool = False,
-        lattice: bool = False,
-        base: bool = False,
-    ) -> None:
-        """Say what the draft reads and, of at most one kind, what its rows give beside logits.
-
-        confidence: a number a row. lattice: a DFlash2 selector's candidates and scores. base: leave
-        the head to the caller (logits in draft-vocabulary order, hidden rows).
-        """
-        assert confidence + lattice + base <= 1, "rows of one kind at a time"
-        self.feature_width = feature_width
-        kinds = {lib.LS_CONFIDENCE: confidence, lib.LS_LATTICE: lattice, lib.LS_BASE: base}
-        rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
-        self._check(lib.ls_draft_setup(self.ptr, causal, rows))
-
-    def decode_block(
-        self, batch: Batch, n_rows: int, *, confidence: bool
-    ) -> tuple[list[int], list[float] | None]:
-        """As `decode_choose`, with P(accepted | accepted so far) of every row where the draft has a
-        confidence head. The rows leave the KV cache again, also where decoding fails.
-        """
-        assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
-        scores = self._floats if confidence else ffi.NULL
-        self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
-        ids: list[int] = ffi.unpack(self._ints, n_rows)
-        return ids, ffi.unpack(scores, n_rows) if confidence else None
-
-    def decode_drawn(
-        self, batch: Batch, noise: FloatArray, drawn: ByteArray, *, confidence: bool
-    ) -> tuple[list[int], list[float] | None]:
-        """As `decode_block` for all rows, each of which is put out: of those with drawn [rows] not
-        0, the id with the largest sum of logit and noise [rows, vocabulary], which is also what the
-        next row of the block follows. The noise of the others must be 0.
-
-        `logits_view` gives the logits without noise.
-        """
-        n_rows = batch.size
-        assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
-        assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
-        scores = self._floats if confidence else ffi.NULL
-        pointers = float_pointer(noise), byte_pointer(drawn)
-        self._compute(lib.ls_decode_drawn, batch, *pointers, self._ints, scores)
-        ids: list[int] = ffi.unpack(self._ints, n_rows)
-        return ids, ffi.unpack(scores, n_rows) if confidence else None
-
-    def decode_lattice(self, batch: Batch, candidates: int) -> list[int]:
-        """As `decode_block`, for a DFlash2 draft that gives a lattice of so many candidates a row:
-        the ids along the best scores, one a row; those of anchors mean nothing.
-        """
-        assert batch.size <= self.shape.n_outputs, "more rows than the context puts out"
-        self._compute(lib.ls_decode_lattice, batch, candidates, self._ints)
-        ids: list[int] = ffi.unpack(self._ints, batch.size)
-        return ids

@@ -15,7 +15,8 @@ import numpy as np
 
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
-from llamaspec.runtime.context import DraftContext, TargetContext
+from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.schedule.cost import CostCurve, Surface
 
 Kind = Literal["verify", "draft", "injection"]

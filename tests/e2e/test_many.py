@@ -12,7 +12,8 @@ from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion
 from llamaspec.errors import DecodeError
 from llamaspec.options import GenerateSettings
-from llamaspec.runtime.context import Context, DraftContext
+from llamaspec.runtime.context import Context
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.session import Session, load
 
 pytestmark = pytest.mark.native

@@ -15,7 +15,8 @@ from llamaspec.completion import Completion, Piece
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.engine.doubt import Doubt
 from llamaspec.errors import DecodeError, OptionError
-from llamaspec.runtime.context import DraftContext, TargetContext
+from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.quantize import quantize
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Message

@@ -20,7 +20,8 @@ from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion, Piece
 from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError, OptionError
-from llamaspec.runtime.context import Context, DraftContext, TargetContext
+from llamaspec.runtime.context import Context, TargetContext
+from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.vocab import Vocab
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt

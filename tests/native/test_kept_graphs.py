@@ -12,7 +12,7 @@ from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal, S
 from llamaspec.errors import DecodeError
 from llamaspec.ffi import lib
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
-from llamaspec.runtime.context import DraftContext
+from llamaspec.runtime.draft_context import DraftContext
 from tests.checkpoints import write
 from tests.converted import give_tables
 from tests.native.test_ragged import DRAFTS
