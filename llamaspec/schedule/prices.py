@@ -6,7 +6,7 @@ from llamaspec.schedule.cost import CostCurve
 
 STEP = 256
 """Positions between two columns of the table."""
-_LEARN = 0.02
+_LEARN, _LEARN_OWN = 0.02, 0.01
 
 
 @dataclass
@@ -23,18 +23,22 @@ class Prices:
     _draft: dict[int, list[float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        # by how much passes differ from the curve now: one row waits for memory, several compute,
-        # and what slows one down need not slow the other
-        self._single = self._several = self._block = 1.0
+        # by how much passes differ from the curve now: what slows a machine down slows all of them,
+        # and while one kind is not seen the others tell; the rest is a kind's own: one row waits
+        # for memory, several compute
+        self._speed = self._single = self._several = self._block = 1.0
         self._besides = [0.0, 0.0]
 
     def verify(self, rows: int, depth: int) -> float:
         """A target pass over so many rows."""
-        return self._table(depth)[rows] * (self._single if rows == 1 else self._several)
+        return (
+            self._table(depth)[rows] * self._speed * (self._single if rows == 1 else self._several)
+        )
 
     def verify_all(self, depth: int) -> list[float]:
         """Of every number of rows up to the most, from a place 0 on that means nothing."""
-        found = [seconds * self._several for seconds in self._table(depth)]
+        factor = self._speed * self._several
+        found = [seconds * factor for seconds in self._table(depth)]
         found[1] = self.verify(1, depth)
         return found
 
@@ -48,7 +52,7 @@ class Prices:
             at, curve = column * STEP + STEP // 2, self.curve
             table = [curve.draft_s(n, at) + curve.injection_s(n, at) for n in range(self.width + 1)]
             self._draft[column] = table
-        return table[width] * self._block
+        return table[width] * self._speed * self._block
 
     def besides(self, *, drafted: bool) -> float:
         """What a round takes beside passes; 0 where it was never seen."""
@@ -69,19 +73,24 @@ class Prices:
             self._verify[column] = table
         return table
 
-    def observe(self, rows: int, depth: int, seconds: float) -> None:
-        """Take in what a target pass took. One that something else held up counts little."""
-        change = self._change(seconds, self.verify(rows, depth))
+    def observe(self, rows: int, depth: int, seconds: float, times: int = 1) -> None:
+        """Take in what a target pass took, on the average of so many. One that something else held
+        up counts little.
+        """
+        own = self._changed(seconds, self.verify(rows, depth), times)
         if rows == 1:
-            self._single *= change
+            self._single *= own
         else:
-            self._several *= change
+            self._several *= own
 
     def observe_draft(self, width: int, depth: int, seconds: float) -> None:
         """Likewise of a block with the features before it."""
-        self._block *= self._change(seconds, self.draft(width, depth))
+        self._block *= self._changed(seconds, self.draft(width, depth), 1)
 
-    def _change(self, seconds: float, expected: float) -> float:
+    def _changed(self, seconds: float, expected: float, times: int) -> float:
+        """Move the speed; return by how much what is a kind's own moves."""
         if self.pinned or seconds <= 0 or expected <= 0:
             return 1.0
-        return 1 + _LEARN * (min(max(seconds / expected, 0.5), 1.5) - 1)
+        off = min(max(seconds / expected, 0.5), 1.5) - 1
+        self._speed *= (1 + _LEARN * off) ** times
+        return float((1 + _LEARN_OWN * off) ** times)
