@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from llamaspec.schedule.pace import Pace
     from llamaspec.session import Session
 
+_CONFIDENCES = {f"{c:g}": c for c in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)}
+_MATCHES = (1, 3, 10)
+
 
 def explanation(done: "Completion", session: "Session", asked: "GenerateOptions") -> list[str]:
     """A few lines: what passes cost, what was chosen, how often, and on which grounds."""
@@ -28,9 +31,8 @@ def explanation(done: "Completion", session: "Session", asked: "GenerateOptions"
         ]
     depth = done.stats.prompt_tokens + done.stats.completion_tokens
     prices = pace.prices
-    passes = ", ".join(
-        f"{rows}: {1000 * prices.verify(rows, depth):.2f}" for rows in range(1, prices.rows + 1)
-    )
+    known = [prices.plain(depth), *prices.verify_all(depth)[2:]]
+    passes = ", ".join(f"{rows}: {1000 * seconds:.2f}" for rows, seconds in enumerate(known, 1))
     blocks = ", ".join(
         f"{width}: {1000 * prices.draft(width, depth):.2f}" for width in range(1, prices.width + 1)
     )
@@ -61,17 +63,17 @@ def _choices(done: "Completion") -> str:
 def _expected(done: "Completion", pace: "Pace") -> list[str]:
     lines, drafts = [], pace.prices.draft(pace.prices.width, 0) > 0
     if drafts and any(r.confidence is not None for r in done.rounds):
-        formula = _formula("a confidence c", pace.calibration, "c")
-        lines.append(f"{formula}, as learnt from what was accepted")
+        counts = _counts(pace.calibration, _CONFIDENCES)
+        lines.append(f"confidences {counts}, as learnt from what was accepted")
     elif drafts:
         rates = ", ".join(f"{rate:.2f}" for rate in pace.calibration.rates)
         lines.append(f"this draft has no confidences; by position {rates} are accepted, as learnt")
-    if not drafts or pace.lookup.offset:
-        formula = _formula("what followed a match of m tokens", pace.lookup, "m / (m + 1)")
-        lines.append(f"{formula}, as learnt from what was accepted")
+    if not drafts or pace.lookup.taught:
+        counts = _counts(pace.lookup, {str(m): m / (m + 1) for m in _MATCHES})
+        lines.append(f"tokens after matches of {counts}, as learnt from what was accepted")
     return lines
 
 
-def _formula(subject: str, calibration: "Calibration", of: str) -> str:
-    offset, slope = calibration.offset, calibration.slope
-    return f"{subject} counts as sigmoid({offset:+.2f} {slope:+.2f} logit {of})"
+def _counts(calibration: "Calibration", named: dict[str, float]) -> str:
+    found = calibration.probabilities(tuple(named.values()), len(named))
+    return f"{', '.join(named)} count for {', '.join(f'{p:.2f}' for p in found)}"

@@ -74,10 +74,15 @@ class Pacing:
         width = sequence.gait.drafted if drafted else 0
         self.pace.learn(sequence.gait, committed, verified, drafted=width, depth=depth)
 
-    def observe(self, rows: int, depth: int, seconds: float, times: int = 1) -> None:
-        """Take in what passes of one sequence took, each of so many."""
+    def observe(self, rows: int, depth: int, seconds: float) -> None:
+        """Take in what a pass of one sequence took, after a draft's."""
         if self.pace is not None:
-            self.pace.prices.observe(rows, depth, seconds, times)
+            self.pace.prices.observe(rows, depth, seconds)
+
+    def observe_plain(self, depth: int, seconds: float, times: int = 1) -> None:
+        """Take in what plain passes of one sequence took, each of so many."""
+        if self.pace is not None:
+            self.pace.prices.observe_plain(depth, seconds, times)
 
     def observe_draft(self, sequence: Sequence, seconds: float) -> None:
         """Take in what a block of one sequence took, with the features that it waited for."""

@@ -48,6 +48,6 @@ class PlainRuns:
         anchors = [sequence.anchor, *tokens]
         kept = sequence.commit(tokens)
         sequence.rounds += [Round(position + i, anchors[i], (), None, 0, 1) for i in range(kept)]
-        pacing.observe(1, position, spent, len(tokens))
+        pacing.observe_plain(position, spent, len(tokens))
         pacing.skip(sequence, kept)
         return kept, len(tokens)

@@ -15,12 +15,12 @@ from llamaspec.schedule.prices import Prices
 
 _FORGET = 0.1
 _SMOOTH = 0.1
-_TRY, _DOUBT, _HOPE, _SURPRISE = 0.15, 0.1, 0.25, 0.3
+_TRY, _DOUBT, _HOPE, _SURPRISE, _LENIENT = 0.15, 0.1, 0.5, 0.5, 0.1
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
 _CURIOSITY = 32
-_NARROW = 16
+_NARROW = 32
 """Rounds with a narrower block before a whole one shows what is beyond it."""
 
 
@@ -78,7 +78,7 @@ class Pace:
     def __post_init__(self) -> None:
         # wider is better, until it is known
         self._last = Gait([0.25 + 0.1 * n for n in range(self.prices.width + 1)])
-        self._seconds = self.prices.verify(1, 0)
+        self._seconds = self.prices.plain(0)
         self.rate = 1 / self._seconds
 
     def begin(self) -> Gait:
@@ -134,14 +134,16 @@ class Pace:
         calibration = self.calibration_of(cheap=offer.cheap)
         chances = calibration.probabilities(offer.confidence, limit)
         worth = self._worth(chances, depth, stop=offer.sampled)
-        best = worth.index(max(worth))
+        plain = 1 - self.rate * self.prices.plain(depth)
         if offer.cheap:
-            return best or self._curious(limit)
+            worth[0] = plain
+            return worth.index(max(worth)) or self._curious(limit)
+        best = worth.index(max(worth))
         self._reached(gait, worth)
-        net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - worth[0]
+        net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - plain
         gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
         if gait.wait is None:
-            self._judge(gait)
+            self._judge(gait, depth)
         elif gait.gain > 0 or (gait.fresh and net > 0):
             gait.wait, gait.gain = None, max(gait.gain, 0.0) + 0.1
             gait.patience = max(_FIRST_WAIT, gait.patience // 2)
@@ -154,8 +156,9 @@ class Pace:
         gait.expected = worth[best] + self.rate * self.prices.verify(best + 1, depth)
         return best
 
-    def _judge(self, gait: Gait) -> None:
-        if gait.gain < 0:
+    def _judge(self, gait: Gait, depth: int) -> None:
+        # texts are short: to stop too early costs more than a few rounds that lose a little
+        if gait.gain < -_LENIENT * self.rate * self._drafting(gait.drafted, depth):
             # from here on one good block is not enough to begin again
             gait.wait, gait.gain = gait.patience, -_DOUBT
 
@@ -185,9 +188,11 @@ class Pace:
             # confidences of texts unlike those before can be wrong for long
             gait.gain += _SMOOTH * _SURPRISE * (committed - gait.expected)
             if gait.wait is None:
-                self._judge(gait)
-        plain = self.prices.verify(1, depth) + self.prices.besides(drafted=False)
-        seconds = self.prices.verify(verified + 1, depth) + self.prices.besides(drafted=False)
+                self._judge(gait, depth)
+        prices, besides = self.prices, self.prices.besides(drafted=False)
+        plain = seconds = prices.plain(depth) + besides
+        if drafted or verified:
+            seconds = prices.verify(verified + 1, depth) + besides
         if drafted:
             seconds += self._drafting(drafted, depth)
         self._tokens += _FORGET * (committed - self._tokens)

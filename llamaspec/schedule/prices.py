@@ -24,23 +24,23 @@ class Prices:
 
     def __post_init__(self) -> None:
         # by how much passes differ from the curve now: what slows a machine down slows all of them,
-        # and while one kind is not seen the others tell; the rest is a kind's own: one row waits
-        # for memory, several compute
+        # and while one kind is not seen the others tell; the rest is a kind's own: plain passes
+        # find the caches as the one before left them, others as a draft did
         self._speed = self._single = self._several = self._block = 1.0
         self._besides = [0.0, 0.0]
 
+    def plain(self, depth: int) -> float:
+        """A target pass over one row, after others like it."""
+        return self._table(depth)[1] * self._speed * self._single
+
     def verify(self, rows: int, depth: int) -> float:
-        """A target pass over so many rows."""
-        return (
-            self._table(depth)[rows] * self._speed * (self._single if rows == 1 else self._several)
-        )
+        """A target pass over so many rows, after a draft's."""
+        return self._table(depth)[rows] * self._speed * self._several
 
     def verify_all(self, depth: int) -> list[float]:
         """Of every number of rows up to the most, from a place 0 on that means nothing."""
         factor = self._speed * self._several
-        found = [seconds * factor for seconds in self._table(depth)]
-        found[1] = self.verify(1, depth)
-        return found
+        return [seconds * factor for seconds in self._table(depth)]
 
     def draft(self, width: int, depth: int) -> float:
         """What drafting so many proposals adds to a round: the block, and the features of what the
@@ -73,15 +73,15 @@ class Prices:
             self._verify[column] = table
         return table
 
-    def observe(self, rows: int, depth: int, seconds: float, times: int = 1) -> None:
-        """Take in what a target pass took, on the average of so many. One that something else held
-        up counts little.
+    def observe_plain(self, depth: int, seconds: float, times: int = 1) -> None:
+        """Take in what plain passes took, on the average of so many. Those that something else held
+        up count little.
         """
-        own = self._changed(seconds, self.verify(rows, depth), times)
-        if rows == 1:
-            self._single *= own
-        else:
-            self._several *= own
+        self._single *= self._changed(seconds, self.plain(depth), times)
+
+    def observe(self, rows: int, depth: int, seconds: float) -> None:
+        """Likewise of a target pass after a draft's."""
+        self._several *= self._changed(seconds, self.verify(rows, depth), 1)
 
     def observe_draft(self, width: int, depth: int, seconds: float) -> None:
         """Likewise of a block with the features before it."""

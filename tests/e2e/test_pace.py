@@ -180,7 +180,7 @@ def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
             assert any(record.offered for record in done.rounds)
             assert all(r.confidence is not None for r in done.rounds if r.draft)
             assert session.pace is not None
-            assert session.pace.lookup.offset != 0
+            assert session.pace.lookup.taught
             silent = sum(not record.draft for record in done.rounds)
         assert name != "never" or silent > 0.5 * len(done.rounds)
 
@@ -403,8 +403,8 @@ def test_the_command_line_says_what_was_chosen_and_why(tmp_path: Path) -> None:
     assert "rows 1: 1000.00, 2: 1250.00, 3: 1500.00, 4: 1750.00, 5: 2000.00" in prices
     assert "8: 2750.00; a block by proposals 1: 50.00, 2: 50.00" in prices
     assert "tokens/s; a width is taken while" in rate
-    assert "logit c), as learnt from what was accepted" in confidence
-    assert "what followed a match of m tokens counts as sigmoid(" in lines["lookup"][-1]
+    assert "confidences 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99 count for 0." in confidence
+    assert "tokens after matches of 1, 3, 10 count for 0." in lines["lookup"][-1]
     assert len(lines["lookup"]) == len(lines["file"])
     assert lines["no draft"] == [
         "llamaspec: proposals verified a round: none, there is no draft",
