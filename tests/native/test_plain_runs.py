@@ -129,5 +129,8 @@ def test_parked_rounds_teach_the_draft_as_single_ones_do(pair: Pair) -> None:
         assert all(silent[:12])
         assert not silent[12]
         first = done.rounds[12]
-        found[together] = first.start, first.draft[:1], first.confidence and first.confidence[:1]
-    assert found[True] == found[False]
+        assert first.confidence is not None
+        found[together] = first.start, first.draft[0], first.confidence[0]
+    # a block's numbers depend on its width, which is chosen, a little
+    assert found[True][:2] == found[False][:2]
+    assert found[True][2] == pytest.approx(found[False][2], abs=0.01)
