@@ -93,7 +93,10 @@ class OurArm:
             self.script.seed(prompt.number)
             engine.accept = self.script
         try:
-            done = self.session.generate(prompt.ids, max_tokens=max_tokens, draft_max=self.width)
+            # the arm before had the same prompt, and would spare this one its time
+            done = self.session.generate(
+                prompt.ids, max_tokens=max_tokens, draft_max=self.width, cache_prompt=False
+            )
         finally:
             engine.accept = accept
         return generated(done, self.ends)

@@ -9,6 +9,7 @@ import pytest
 from llamaspec import demo
 from llamaspec.bench.arms import read_arms
 from llamaspec.bench.ours import Ours
+from llamaspec.bench.pairs import PROMPTS
 from llamaspec.bench.peers import ServerArm, Tools, server, simple
 from llamaspec.bench.record import Result, load
 from llamaspec.bench.run import Plan, compare
@@ -47,6 +48,20 @@ def test_every_arm_decodes_every_prompt_and_gives_plain_decodings_text(result: R
     assert all(s.identical for s in result.samples)
     assert len({s.digest for s in result.samples if s.prompt == 0}) == 1
     assert all(0 < s.tokens <= TOKENS for s in result.samples)
+
+
+def test_no_arm_reuses_what_another_computed_of_a_prompt() -> None:
+    ours = Ours(demo.target_path(), {"draft": demo.draft_path()}, LoadOptions(threads=1))
+    arms = read_arms("plain,dspark,dspark@3")
+    ours.open([arm.source for arm in arms])
+    try:
+        ready = ours.ready(0, PROMPTS[0][1])
+        for arm in arms * 2:
+            ours.runner(arm, None).run(ready, 8)
+            assert ours.first.last is not None
+            assert ours.first.last.stats.cached_tokens == 0
+    finally:
+        ours.close()
 
 
 def test_rates_are_those_of_their_definitions(result: Result) -> None:
