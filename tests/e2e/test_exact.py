@@ -30,15 +30,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bf16") / "target.gguf"
-    quantize(demo.target_path(), path, "bf16", threads=1)
+def inexact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of a type whose passes over several rows round unlike single rows by default."""
+    path = tmp_path_factory.mktemp("inexact") / "target.gguf"
+    quantize(demo.target_path(), path, "q4_k_m", threads=1)
     return path
 
 
 @pytest.fixture
-def exact(bf16: Path) -> Iterator[Session]:
-    with load(bf16, demo.draft_path(), threads=1, context=512, exact=True) as session:
+def exact(inexact: Path) -> Iterator[Session]:
+    with load(inexact, demo.draft_path(), threads=1, context=512, exact=True) as session:
         yield session
 
 
@@ -52,12 +53,12 @@ def test_the_bundled_pair_is_bitwise_by_default_and_told_so(own_cache: Path) -> 
     assert len(list((own_cache / "exactness").iterdir())) == 1
 
 
-def test_bf16_weights_are_not_and_exact_mode_makes_them(bf16: Path, exact: Session) -> None:
-    with load(bf16, demo.draft_path(), threads=1, context=512) as session:
+def test_k_quants_are_not_and_exact_mode_makes_them(inexact: Path, exact: Session) -> None:
+    with load(inexact, demo.draft_path(), threads=1, context=512) as session:
         default = session.exactness
     assert not default.bitwise
     assert 0 < default.deviation < default.bound
-    assert set(default.unequal) == set(range(2, 9))
+    assert {7, 8} <= set(default.unequal) <= set(range(2, 9))
     assert exact.exactness.bitwise
     for messages in MESSAGES:
         drafted = exact.generate(messages, max_tokens=64, draft_max=7)
@@ -65,7 +66,7 @@ def test_bf16_weights_are_not_and_exact_mode_makes_them(bf16: Path, exact: Sessi
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.replayed == 0
         assert drafted.stats.tau > 1.2
-    with load(bf16, threads=1, context=512) as without:
+    with load(inexact, threads=1, context=512) as without:
         # prompts too are computed as without exact mode
         assert without.generate(messages, max_tokens=64).token_ids == plain.token_ids
 
@@ -80,12 +81,12 @@ def test_with_a_seed_exact_mode_draws_what_plain_decoding_draws(exact: Session) 
 
 
 def test_where_rows_cannot_be_made_alike_near_ties_and_draws_get_rows_alone(
-    bf16: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    inexact: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
         "llamaspec.runtime.context.TargetContext.compute_rows_alike", lambda self: None
     )
-    with load(bf16, demo.draft_path(), threads=1, context=512, exact=True) as session:
+    with load(inexact, demo.draft_path(), threads=1, context=512, exact=True) as session:
         bound = session.exactness.bound
         assert bound > 0
         session._pair.engine.doubt = Doubt(1.0, patience=0)
@@ -167,8 +168,8 @@ def test_verify_prints_what_it_compared(tmp_path: Path) -> None:
     assert done.stdout.endswith("identical\n")
 
 
-def test_verify_speaks_json_and_knows_exact_mode(bf16: Path) -> None:
-    words = ("-m", bf16, "-d", "lookup", "-n", 24, "-t", 1, "--exact", "--json")
+def test_verify_speaks_json_and_knows_exact_mode(inexact: Path) -> None:
+    words = ("-m", inexact, "-d", "lookup", "-n", 24, "-t", 1, "--exact", "--json")
     done = llamaspec("verify", *words)
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -202,8 +203,8 @@ def test_a_check_without_a_draft_is_refused(session: Session) -> None:
         check(session, [MESSAGES[0]], max_tokens=4, draft_max=0)
 
 
-def test_doctor_says_how_exact_a_pair_is(bf16: Path) -> None:
-    done = llamaspec("doctor", "-m", bf16, "-d", demo.draft_path(), "-t", 1)
+def test_doctor_says_how_exact_a_pair_is(inexact: Path) -> None:
+    done = llamaspec("doctor", "-m", inexact, "-d", demo.draft_path(), "-t", 1)
     assert done.returncode == 0
     assert "default mode" in done.stdout
     assert "exact mode" in done.stdout
@@ -212,8 +213,20 @@ def test_doctor_says_how_exact_a_pair_is(bf16: Path) -> None:
     assert found["exactness"]["default"]["bitwise"] is True
 
 
-def test_run_takes_exact(bf16: Path) -> None:
-    words = ("run", "-m", bf16, "-d", demo.draft_path(), "-t", 1, "-n", 24, "--json", "--compare")
+def test_run_takes_exact(inexact: Path) -> None:
+    words = (
+        "run",
+        "-m",
+        inexact,
+        "-d",
+        demo.draft_path(),
+        "-t",
+        1,
+        "-n",
+        24,
+        "--json",
+        "--compare",
+    )
     done = llamaspec(*words, "--exact", PROMPTS[0][1])
     found = json.loads(done.stdout)
     assert found["identical"] is True
