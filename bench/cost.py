@@ -1,6 +1,5 @@
 """What the passes of a pair cost, beside the time that reading their weights takes at least."""
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from llamaspec.loading import Pair, load_pair
 from llamaspec.options import LoadOptions
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.schedule import files
 from llamaspec.schedule.cost import CostCurve, Surface
 from llamaspec.schedule.measure import DraftSide, Grid, measure
 
@@ -59,10 +59,7 @@ class Cost:
 
     def save(self, path: Path) -> None:
         """Write it as JSON. Raises OptionError where that cannot be."""
-        try:
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be written ({error.strerror})") from None
+        files.write(path, self.as_json())
 
 
 def measure_cost(plan: CostPlan) -> Cost:

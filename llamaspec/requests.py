@@ -51,8 +51,12 @@ class Requests:
         seed = secrets.randbelow(MAX_SEED + 1) if options.seed is None else options.seed
         return Sampler.create(model, options, seed=seed, prompt=ids, n_ctx=self._pair.n_ctx)
 
-    def request(self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None) -> Request:
-        """A request for a prompt [n] that fits the context."""
+    def request(
+        self, ids: IntArray, options: GenerateOptions, sampler: Sampler | None, *, together: bool
+    ) -> Request:
+        """A request for a prompt [n] that fits the context. together: nobody waits for its single
+        rounds.
+        """
         pair = self._pair
         limit = min(options.max_tokens, pair.n_ctx - len(ids))
         ends = pair.model.vocab.ends
@@ -72,6 +76,7 @@ class Requests:
             chances=None if sampler is None else self._chances(options, sampler),
             logprobs=options.logprobs,
             cache_prompt=options.cache_prompt,
+            together=together,
         )
 
     def _chances(self, options: GenerateOptions, sampler: Sampler) -> Chances | None:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -183,9 +183,7 @@ class Session:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
         sampler = self._sampler(ids, options)
-        request = self._requests.request(ids, options, sampler)
-        if together:
-            request = replace(request, together=True)
+        request = self._requests.request(ids, options, sampler, together=together)
         parts: list[str] = []
         try:
             run = self._admit(request, started)

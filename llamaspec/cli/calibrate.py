@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
-from llamaspec.cli.quantize import clear_line, on_terminal, show_line
-from llamaspec.cli.verify import read_prompts
+from llamaspec.cli.quantize import clear_line, on_terminal
+from llamaspec.cli.verify import asked, progress, read_prompts
 from llamaspec.errors import OptionError
 from llamaspec.options import ALL_LAYERS, LoadOptions
 
 if TYPE_CHECKING:
     from llamaspec.calibrating import Calibrated, Position
-    from llamaspec.session import Session
-    from llamaspec.text.prompt import Prompt
 
 _KEPT = {
     "confidences": "the confidences as they are, which no fit improves on; give more prompts",
@@ -161,24 +159,16 @@ def _calibrated(
         try:
             rounds = roll_out(
                 session,
-                [_asked(session, text) for text in texts],
+                [asked(session, text) for text in texts],
                 max_tokens=max_tokens,
                 mixed=mixed,
-                on_prompt=_progress if show else lambda done, total: None,
+                on_prompt=progress if show else lambda done, total: None,
             )
         finally:
             if show:
                 clear_line()
     about = (("target", target.name), ("draft", draft.name), ("prompts", str(len(texts))))
     return fit(rounds, levels=levels, about=about)
-
-
-def _asked(session: "Session", text: str) -> "Prompt":
-    return [{"role": "user", "content": text}] if session.has_chat_template else text
-
-
-def _progress(done: int, total: int) -> None:
-    show_line(f"{done} of {total} prompts")
 
 
 def _as_json(found: "Calibrated", made: list[str]) -> dict[str, Any]:

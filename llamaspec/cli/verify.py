@@ -72,10 +72,10 @@ def verify(
             try:
                 found = check(
                     session,
-                    [_asked(session, text) for text in texts],
+                    [asked(session, text) for text in texts],
                     max_tokens=max_tokens,
                     draft_max=draft_max,
-                    on_prompt=_progress if show else lambda done, total: None,
+                    on_prompt=progress if show else lambda done, total: None,
                 )
             finally:
                 if show:
@@ -117,11 +117,13 @@ def _prompt(file: Path, line: str) -> str:
     return text
 
 
-def _asked(session: "Session", text: str) -> "Prompt":
+def asked(session: "Session", text: str) -> "Prompt":
+    """A user's message where the target has a chat template, else the text as it is."""
     return [{"role": "user", "content": text}] if session.has_chat_template else text
 
 
-def _progress(done: int, total: int) -> None:
+def progress(done: int, total: int) -> None:
+    """Show on the terminal how many prompts are done."""
     show_line(f"{done} of {total} prompts")
 
 

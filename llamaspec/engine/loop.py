@@ -146,11 +146,8 @@ class Engine:
             before = self._target.seconds
             starts, choices = self._verify(sequences, proposals)
             if len(active) == 1:
-                spent, depth = self._target.seconds - before, active[0].n_past
-                if proposals[0] is NOTHING:
-                    self.pacing.observe_plain(depth, spent)
-                else:
-                    self.pacing.observe(self._batch.size, depth, spent)
+                spent = self._target.seconds - before
+                self.pacing.observe(active[0], proposals[0], spent)
             verified = self._accept(sequences, proposals, starts, choices)
             if self.doubt:
                 verified = [self._settle(sequences[0], verified[0])]

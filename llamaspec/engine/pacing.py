@@ -1,6 +1,6 @@
 """The loop's side of choosing widths: for requests that leave it to us, one text at a time."""
 
-from llamaspec.draft.drafter import Proposal
+from llamaspec.draft.drafter import NOTHING, Proposal
 from llamaspec.engine.sequence import Sequence
 from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.verify.accept import Verification
@@ -74,10 +74,12 @@ class Pacing:
         width = sequence.gait.drafted if drafted else 0
         self.pace.learn(sequence.gait, committed, verified, drafted=width, depth=depth)
 
-    def observe(self, rows: int, depth: int, seconds: float) -> None:
-        """Take in what a pass of one sequence took, after a draft's."""
-        if self.pace is not None:
-            self.pace.prices.observe(rows, depth, seconds)
+    def observe(self, sequence: Sequence, proposal: Proposal, seconds: float) -> None:
+        """Take in what a pass of one sequence over its anchor and a proposal took."""
+        if proposal is NOTHING:
+            self.observe_plain(sequence.n_past, seconds)
+        elif self.pace is not None:
+            self.pace.prices.observe(1 + len(proposal.ids), sequence.n_past, seconds)
 
     def observe_plain(self, depth: int, seconds: float, times: int = 1) -> None:
         """Take in what plain passes of one sequence took, each of so many."""

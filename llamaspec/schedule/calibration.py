@@ -1,13 +1,11 @@
 """From a draft's confidences to probabilities of acceptance, learnt while decoding."""
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from llamaspec.schedule.scaling import Scaling
+from llamaspec.schedule.scaling import Scaling, logit, sigmoid
 
 _LEAST = 1e-6
-_MOST = 1 - _LEAST
 _REMEMBER = 100
 _QUICK, _SLOW = 0.2, 0.04
 _KNOTS = (-9.0, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5, 6.0, 8.0)
@@ -60,13 +58,13 @@ class Calibration:
 
     def _read(self, c: float) -> tuple[float, int, float]:
         """The probability for a confidence; the knot right of it, and that one's share in it."""
-        x = _logit(c)
+        x = logit(c)
         right = min(max(1, bisect_right(_KNOTS, x)), len(_KNOTS) - 1)
         left = _KNOTS[right - 1]
         share = min(max((x - left) / (_KNOTS[right] - left), 0.0), 1.0)
         values = self._values
         return (
-            _sigmoid(values[right - 1] + share * (values[right] - values[right - 1])),
+            sigmoid(values[right - 1] + share * (values[right] - values[right - 1])),
             right,
             share,
         )
@@ -87,14 +85,3 @@ class Calibration:
             return confidence
         survival = self.scaling.survival(confidence)
         return [a / max(b, _LEAST) for a, b in zip(survival, [1.0, *survival], strict=False)]
-
-
-def _sigmoid(x: float) -> float:
-    x = 60.0 if x > 60.0 else -60.0 if x < -60.0 else x
-    return 1 / (1 + math.exp(-x))
-
-
-def _logit(c: float) -> float:
-    # of these comparisons a NaN, of a damaged draft, fails the first: it is the least
-    c = (c if c < _MOST else _MOST) if c > _LEAST else _LEAST
-    return math.log(c / (1 - c))

@@ -1,7 +1,6 @@
 """What a pass costs: seconds by rows and context depth, measured, and interpolated monotonely."""
 
 import itertools
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from llamaspec.errors import OptionError
+from llamaspec.schedule import files
 
 FORMAT = "llamaspec cost curve 1"
 _MOST = 4096
-_MAX_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Surface:
                 raise OptionError(
                     f"a cost curve has {len(self.sizes)} sizes and a depth with {len(row)} seconds"
                 )
-            if not all(_is_number(x) and math.isfinite(x) and x > 0 for x in row):
+            if not all(files.is_number(x) and math.isfinite(x) and x > 0 for x in row):
                 raise OptionError("a cost curve has seconds that are no positive numbers")
 
     def smooth(self) -> tuple[tuple[float, ...], ...]:
@@ -120,10 +119,7 @@ class CostCurve:
         if not isinstance(found, Mapping) or found.get("format") != FORMAT:
             raise OptionError(f'not a cost curve: an object with "format": "{FORMAT}" is one')
         settings = found.get("settings", {})
-        texts = isinstance(settings, Mapping) and all(
-            isinstance(x, str) for x in (*settings.keys(), *settings.values())
-        )
-        if not texts:
+        if not files.texts(settings):
             raise OptionError("the settings of a cost curve must map names to texts")
         verify = _surface(found, "verify")
         if verify is None:
@@ -133,26 +129,12 @@ class CostCurve:
 
     def save(self, path: Path) -> None:
         """Write the curve to a file. Raises OptionError where that cannot be."""
-        try:
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be written ({error.strerror})") from None
+        files.write(path, self.as_json())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a file that `save` wrote. Raises OptionError for a file that is none."""
-        try:
-            with path.open("rb") as file:
-                raw = file.read(_MAX_BYTES + 1)
-            if len(raw) > _MAX_BYTES:
-                raise OptionError(f"{path}: is larger than a cost curve ever is")
-            return cls.of_json(json.loads(raw))
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be read ({error.strerror})") from None
-        except OptionError as error:
-            raise OptionError(f"{path}: {error}") from None
-        except (ValueError, RecursionError):
-            raise OptionError(f"{path}: is not JSON") from None
+        return files.read(path, "a cost curve", cls.of_json)
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
@@ -194,7 +176,3 @@ def _rising(name: str, values: tuple[int, ...], least: int) -> None:
         raise OptionError(
             f"{name} of a cost curve must be whole numbers of at least {least}, rising"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,7 +11,6 @@ ones do not. `levels` can: after each temperature a rising curve from a_j to the
 survived (isotonic regression, Zadrozny and Elkan 2002), on which the next position goes on.
 """
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from llamaspec.errors import OptionError
+from llamaspec.schedule import files
 
 FORMAT = "llamaspec calibration 1"
 MOST_POSITIONS = 256
 MOST_KNOTS = 256
 _LEAST_T, _MOST_T = 0.01, 100.0
 _LEAST = 1e-6
-_MAX_BYTES = 1 << 22
 
 Knot = tuple[float, float]
 """A point of a curve of levels: a survival before, and after."""
@@ -55,7 +54,7 @@ class Scaling:
                 "are possible"
             )
         for t in self.temperatures:
-            if not _is_number(t) or not _LEAST_T <= t <= _MOST_T:
+            if not files.is_number(t) or not _LEAST_T <= t <= _MOST_T:
                 raise OptionError(
                     f"a calibration has the temperature {t!r}; they lie in {_LEAST_T:g} to "
                     f"{_MOST_T:g}"
@@ -103,10 +102,7 @@ class Scaling:
             raise OptionError(f'not a calibration: an object with "format": "{FORMAT}" is one')
         temperatures, levels = found.get("temperatures"), found.get("levels", [])
         about = found.get("about", {})
-        texts = isinstance(about, Mapping) and all(
-            isinstance(x, str) for x in (*about.keys(), *about.values())
-        )
-        if not texts:
+        if not files.texts(about):
             raise OptionError("what a calibration says about itself must map names to texts")
         if not isinstance(temperatures, list) or not isinstance(levels, list):
             raise OptionError("a calibration must have lists: temperatures, and levels if any")
@@ -121,26 +117,12 @@ class Scaling:
 
     def save(self, path: Path) -> None:
         """Write the calibration to a file. Raises OptionError where that cannot be."""
-        try:
-            path.write_text(json.dumps(self.as_json(), indent=1) + "\n", "utf-8")
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be written ({error.strerror})") from None
+        files.write(path, self.as_json())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a file that `save` wrote. Raises OptionError for a file that is none."""
-        try:
-            with path.open("rb") as file:
-                raw = file.read(_MAX_BYTES + 1)
-            if len(raw) > _MAX_BYTES:
-                raise OptionError(f"{path}: is larger than a calibration ever is")
-            return cls.of_json(json.loads(raw))
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be read ({error.strerror})") from None
-        except OptionError as error:
-            raise OptionError(f"{path}: {error}") from None
-        except (ValueError, RecursionError):
-            raise OptionError(f"{path}: is not JSON") from None
+        return files.read(path, "a calibration", cls.of_json)
 
 
 def logit(c: float) -> float:
@@ -169,11 +151,7 @@ def _check_knots(knots: tuple[Knot, ...]) -> None:
             f"a calibration has {len(knots)} levels at one position; at most {MOST_KNOTS} are "
             "possible"
         )
-    if not all(_is_number(x) and 0 <= x <= 1 for knot in knots for x in knot):
+    if not all(files.is_number(x) and 0 <= x <= 1 for knot in knots for x in knot):
         raise OptionError("levels of a calibration must be probabilities in 0 to 1")
     if not all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(knots)):
         raise OptionError("levels of a calibration must rise along each position")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
