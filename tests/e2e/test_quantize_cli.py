@@ -160,9 +160,12 @@ def test_a_command_that_is_killed_leaves_nothing_either(tmp_path: Path) -> None:
 
 
 def ask(session: Session) -> tuple[list[list[int]], float]:
-    """The tokens of all answers, and the tokens a round."""
+    """The tokens of all answers, and the tokens a round: of whole blocks, since how much pays depends
+    on what passes cost here.
+    """
+    whole = session.draft_limit
     done = [
-        session.generate([{"role": "user", "content": question}], max_tokens=48)
+        session.generate([{"role": "user", "content": question}], max_tokens=48, draft_max=whole)
         for question in QUESTIONS
     ]
     tokens = sum(answer.stats.completion_tokens for answer in done)
@@ -192,6 +195,6 @@ def test_a_quantised_target_answers_as_the_whole_one(tmp_path: Path) -> None:
     with load(SOURCE, demo.draft_path(), threads=1, context=512) as session:
         expected = session.generate(asked, max_tokens=16).text
     with load(small, demo.draft_path(), threads=1, context=512) as session:
-        done = session.generate(asked, max_tokens=16)
+        done = session.generate(asked, max_tokens=16, draft_max=session.draft_limit)
     assert done.text == expected != ""
     assert done.stats.tau > 2
