@@ -160,8 +160,8 @@ def test_a_command_that_is_killed_leaves_nothing_either(tmp_path: Path) -> None:
 
 
 def ask(session: Session) -> tuple[list[list[int]], float]:
-    """The tokens of all answers, and the tokens a round: of whole blocks, since how much pays depends
-    on what passes cost here.
+    """The tokens of all answers, and the tokens a round: of whole blocks, since how much pays
+    depends on what passes cost here.
     """
     whole = session.draft_limit
     done = [
