@@ -106,7 +106,7 @@ class LoadOptions:
     most 4096.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
+    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many at
     once.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
@@ -125,7 +125,7 @@ class LoadOptions:
     flash_attention: FlashAttention = "auto"
     cache_type: CacheType = "f16"
     head: Head = "graph"
-    sequences: int = 1
+    max_sequences: int = 1
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
@@ -139,10 +139,11 @@ class LoadOptions:
         _whole("n_gpu_layers_draft", self.n_gpu_layers_draft, -MAX_INT, MAX_INT)
         _whole("threads", self.threads, 0)
         _whole("batch", self.batch, 32, MAX_BATCH)
-        _whole("sequences", self.sequences, 1, MAX_SEQUENCES)
-        if self.sequences * self.context > MAX_INT:
+        _whole("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        if self.max_sequences * self.context > MAX_INT:
             raise OptionError(
-                f"{self.sequences} sequences of {self.context} positions are more than {MAX_INT}"
+                f"{self.max_sequences} sequences of {self.context} positions are more than "
+                f"{MAX_INT}"
             )
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
@@ -158,10 +159,10 @@ class LoadOptions:
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
-        if self.exact and self.sequences > 1:
+        if self.exact and self.max_sequences > 1:
             raise OptionError(
-                f"exact is for one sequence at a time and sequences is {self.sequences}: several "
-                "share a KV cache, whose order changes how sums round; choose one of them"
+                f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "
+                "several share a KV cache, whose order changes how sums round; choose one of them"
             )
 
     @property

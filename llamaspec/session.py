@@ -301,7 +301,7 @@ class Settings(TypedDict, total=False):
     flash_attention: FlashAttention
     cache_type: CacheType
     head: Head
-    sequences: int
+    max_sequences: int
     device: str | None
     device_draft: str | None
     split_mode: SplitMode
@@ -326,8 +326,8 @@ def load(
             instead, without a model; None for plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
-            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
-            exact, lookup, cost_curve.
+            batch, flash_attention, cache_type, head, max_sequences, device, device_draft,
+            split_mode, exact, lookup, cost_curve.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

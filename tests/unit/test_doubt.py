@@ -181,8 +181,8 @@ def test_the_certain_part_ends_before_the_first_close_choice() -> None:
 
 
 def test_exact_is_for_one_sequence() -> None:
-    with pytest.raises(OptionError, match="sequences is 2"):
-        LoadOptions(exact=True, sequences=2)
+    with pytest.raises(OptionError, match="max_sequences is 2"):
+        LoadOptions(exact=True, max_sequences=2)
     with pytest.raises(OptionError, match="exact is 1"):
         LoadOptions(exact=1)  # type: ignore[arg-type]
 
