@@ -17,10 +17,11 @@ from llamaspec.engine.loop import Engine
 from llamaspec.engine.pacing import Pacing
 from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.measuring import Measured
-from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
+from llamaspec.options import LoadOptions
+from llamaspec.planning import Drafting, Planned, draft_side, plan_sizes, target_shape
 from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.context import ContextShape, TargetContext
+from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
     check_target,
@@ -28,6 +29,7 @@ from llamaspec.runtime.describe import (
 )
 from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.draft_context import DraftContext
+from llamaspec.runtime.forecast import Forecast, Plan
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.runtime.placement import Placement, check_placement, place
@@ -40,11 +42,6 @@ LOOKUP: Final = "lookup"
 """In place of a draft's file: no model, the text itself is searched."""
 DraftSource = Path | Literal["lookup"] | None
 
-# llama.cpp's bookkeeping of one position of a KV cache
-_CELL_BYTES = 48
-_CACHE_BYTES: dict[CacheType, float] = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
-# llama.cpp rounds context sizes up to this
-_PADDING = 256
 _FEW = 7
 
 
@@ -61,6 +58,7 @@ class Pair:
     engine: Engine
     n_ctx: int
     options: LoadOptions
+    forecast: Forecast
     exactness: Exactness | None = None
 
     def measure_exactness(self) -> Exactness:
@@ -83,9 +81,29 @@ class Pair:
         self.model.close()
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """What is known before anything is loaded; all of it has been checked."""
+
+    target_file: FileDescription
+    draft_file: FileDescription | None
+    places: tuple[Placement, Placement]
+    drafting: Drafting
+    looked: LookupDrafter | None
+    planned: Planned
+
+
+def forecast_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Forecast:
+    """What a pair would take of the machine's memory. Nothing is loaded, nothing refused for want
+    of memory; raises as `load_pair` does otherwise.
+    """
+    return _ready(target, draft, options, check=False).planned.forecast
+
+
 def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     """Load a target and its draft. Raises ModelLoadError or IncompatibleDraftError before anything
-    native is risked, and OptionError where `exact` is wanted of what cannot be.
+    native is risked, and OptionError where `exact` is wanted of what cannot be, or where there is
+    not enough memory.
     """
     if options.threads > options.n_threads:
         logger.warning(
@@ -96,40 +114,16 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     asks_gpu = max(options.n_gpu_layers, options.n_gpu_layers_draft) > 0
     if asks_gpu and not any(device.is_gpu for device in backend.devices()):
         logger.warning("layers were asked on the GPU but none answers: see llamaspec doctor")
-    target_file = describe(target)
-    check_target(target_file)
-    draft_file = None
-    if isinstance(draft, Path):
-        draft_file = describe(draft)
-        check_pair(target_file, draft_file)
-    place_target, place_draft = _placements(options, draft_file)
-    model = Model.load(target, place_target)
+    ready = _ready(target, draft, options)
+    model = Model.load(target, ready.places[0])
     draft_model = None
     try:
-        if isinstance(draft, Path):
-            draft_model = Model.load(draft, place_draft)
-        layout = _layout(draft_file, options) if draft_file else None
-        looked = _lookup(model) if draft == LOOKUP or (layout and options.lookup) else None
-        proposals = max(each.proposals if each else 0 for each in (layout, looked))
-        n_ctx = _context_length(model, options, proposals)
-        context = _target_context(model, n_ctx, proposals, options)
-        drafter: Drafter | None = looked
-        if draft_model is not None and draft_file is not None and layout is not None:
-            drafter = _drafter(draft_model, draft_file, context, layout, options)
-            drafter = BothDrafters(drafter, looked) if looked else drafter
-        pair = Pair(
-            target_file,
-            draft_file,
-            model,
-            draft_model,
-            context,
-            drafter,
-            Engine(context, drafter),
-            n_ctx,
-            options,
-        )
+        if ready.draft_file is not None:
+            draft_model = Model.load(ready.draft_file.path, ready.places[1])
+        pair = _pair(ready, model, draft_model)
+        options = pair.options
         pair.engine.whole_parts = options.exact
-        if options.exact and drafter is not None:
+        if options.exact and pair.drafter is not None:
             _make_exact(pair)
         pair.engine.pacing = Pacing(pair.make_pace())
     except BaseException:
@@ -138,6 +132,48 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         model.close()
         raise
     return pair
+
+
+def _ready(target: Path, draft: DraftSource, options: LoadOptions, *, check: bool = True) -> _Ready:
+    target_file = describe(target)
+    check_target(target_file)
+    draft_file = layout = None
+    if isinstance(draft, Path):
+        draft_file = describe(draft)
+        check_pair(target_file, draft_file)
+        layout = _layout(draft_file, options)
+    places = _placements(options, draft_file)
+    with Plan.open(target_file, places[0], draft_file, places[1]) as plan:
+        looked = _lookup(plan.target) if draft == LOOKUP or (layout and options.lookup) else None
+        drafting = Drafting(
+            max(each.proposals if each else 0 for each in (layout, looked)),
+            draft_file.draft if draft_file else None,
+            layout,
+        )
+        planned = plan_sizes(plan, drafting, options, check=check)
+    logger.info("memory: %s", planned.forecast)
+    return _Ready(target_file, draft_file, places, drafting, looked, planned)
+
+
+def _pair(ready: _Ready, model: Model, draft_model: Model | None) -> Pair:
+    planned, looked = ready.planned, ready.looked
+    context = _target_context(model, planned.n_ctx, ready.drafting.proposals, planned.options)
+    drafter: Drafter | None = looked
+    if draft_model is not None:
+        drafter = _drafter(draft_model, context, ready.drafting, planned.options)
+        drafter = BothDrafters(drafter, looked) if looked else drafter
+    return Pair(
+        ready.target_file,
+        ready.draft_file,
+        model,
+        draft_model,
+        context,
+        drafter,
+        Engine(context, drafter),
+        planned.n_ctx,
+        planned.options,
+        planned.forecast,
+    )
 
 
 def _lookup(model: Model) -> LookupDrafter:
@@ -182,36 +218,6 @@ def _check_roll_back(context: TargetContext, proposals: int) -> None:
         )
 
 
-def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
-    trained = model.n_ctx_train
-    n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
-    if n_ctx < 1:
-        raise OptionError(f"{model.path.name} states no context length; give a context")
-    states = options.max_sequences * (1 + snapshots)
-    _check_memory(model, _padded(options.max_sequences * n_ctx), states, options.cache_type)
-    if n_ctx > trained:
-        logger.warning(
-            "context %d is beyond the %d positions that %s was trained for; its text may degrade",
-            n_ctx,
-            trained,
-            model.path.name,
-        )
-    return n_ctx
-
-
-def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType) -> None:
-    # the allocation itself succeeds: the system ends the process when the pages are touched
-    width = model.kv_width
-    needed = n_ctx * (_CELL_BYTES + model.n_layer * width * _CACHE_BYTES[cache_type])
-    needed += states * model.state_bytes
-    there = sum(device.total_bytes for device in backend.devices())
-    if needed > there:
-        raise OptionError(
-            f"a context of {n_ctx} positions takes {needed / 2**30:.1f} GiB, all devices here have "
-            f"{there / 2**30:.1f} GiB; choose a smaller one"
-        )
-
-
 def _layout(draft: FileDescription, options: LoadOptions) -> BlockLayout:
     described = _described(draft)
     selector = described.selector if options.head == "graph" else None
@@ -239,52 +245,29 @@ def _described(draft: FileDescription) -> DraftDescription:
 def _target_context(
     model: Model, n_ctx: int, proposals: int, options: LoadOptions
 ) -> TargetContext:
-    rows = proposals + 1
-    shape = ContextShape(
-        n_ctx=_padded(options.max_sequences * n_ctx),
-        # llama.cpp asserts that a pass has room for more rows than a state can go back
-        n_batch=max(options.batch, options.max_sequences * rows, rows + 1),
-        n_seq=options.max_sequences,
-        n_outputs=options.max_sequences * rows,
-        threads=options.n_threads,
-        flash_attention=options.flash_attention,
-        cache_type=options.cache_type,
-        snapshots=proposals if model.recurrent else 0,
-    )
+    shape = target_shape(n_ctx, proposals, options, recurrent=model.recurrent)
     context = TargetContext.create(model, shape)
     _check_roll_back(context, proposals)
     return context
 
 
 def _drafter(
-    model: Model,
-    file: FileDescription,
-    target: TargetContext,
-    layout: BlockLayout,
-    options: LoadOptions,
+    model: Model, target: TargetContext, drafting: Drafting, options: LoadOptions
 ) -> BlockDrafter:
-    described = _described(file)
-    rows = options.max_sequences * (layout.proposals + layout.first)
-    # a block reaches past the last committed position, by its own length
-    n_ctx = target.shape.n_ctx + rows
-    shape = replace(
-        target.shape,
-        n_ctx=_padded(n_ctx),
-        n_batch=max(options.batch, rows),
-        n_outputs=rows,
-        snapshots=0,
-    )
-    target.set_taps(described.taps)
-    context = DraftContext.create(model, shape, target)
-    head = _python_head(model.path) if options.head == "python" else None
+    assert drafting.described is not None
+    assert drafting.layout is not None
+    side = draft_side(target.shape, drafting.described, drafting.layout, options)
+    target.set_taps(side.taps)
+    context = DraftContext.create(model, side.shape, target)
     context.configure(
         feature_width=target.feature_width,
-        causal=described.causal,
-        confidence=layout.confidence and head is None,
-        lattice=layout.candidates > 0,
-        base=head is not None,
+        causal=side.causal,
+        confidence=side.confidence,
+        lattice=side.lattice,
+        base=side.base,
     )
-    return BlockDrafter(context, layout, head)
+    head = _python_head(model.path) if side.base else None
+    return BlockDrafter(context, drafting.layout, head)
 
 
 def _d2t(path: Path) -> IntArray | None:
@@ -295,7 +278,3 @@ def _d2t(path: Path) -> IntArray | None:
 def _python_head(path: Path) -> DraftHead:
     with GGUFFile.open(path) as file:
         return load_head(file)
-
-
-def _padded(n_ctx: int) -> int:
-    return -(-n_ctx // _PADDING) * _PADDING

@@ -115,6 +115,8 @@ class LoadOptions:
     the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
     takes two seconds at most and is remembered.
+    fit: take context (0: the model's own, which it never goes beyond) and max_sequences as the
+    most, and choose what fits the free memory of the devices.
     """
 
     context: int = 0
@@ -132,6 +134,7 @@ class LoadOptions:
     exact: bool = False
     lookup: bool = False
     cost_curve: str | None = None
+    fit: bool = False
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -159,6 +162,7 @@ class LoadOptions:
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
+        _truth("fit", self.fit)
         if self.exact and self.max_sequences > 1:
             raise OptionError(
                 f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "

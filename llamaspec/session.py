@@ -28,6 +28,7 @@ from llamaspec.options import (
 )
 from llamaspec.requests import Requests
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.forecast import Forecast
 from llamaspec.runtime.sampler import Sampler
 from llamaspec.schedule.pace import Pace
 from llamaspec.text.prompt import Prompt, PromptReader
@@ -62,6 +63,16 @@ class Session:
     def n_ctx(self) -> int:
         """Positions that prompt and completion of one sequence may use together."""
         return self._pair.n_ctx
+
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences there is room for at once."""
+        return self._pair.options.max_sequences
+
+    @property
+    def forecast(self) -> Forecast:
+        """What the pair was to take of every device's memory, planned before it was loaded."""
+        return self._pair.forecast
 
     @property
     def draft_limit(self) -> int:
@@ -308,6 +319,7 @@ class Settings(TypedDict, total=False):
     exact: bool
     lookup: bool
     cost_curve: str | None
+    fit: bool
 
 
 def load(
@@ -327,7 +339,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, device, device_draft,
-            split_mode, exact, lookup, cost_curve.
+            split_mode, exact, lookup, cost_curve, fit.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamaspec.cli.guard import guarded
 from llamaspec.errors import OptionError
+from llamaspec.options import LoadOptions
 
 if TYPE_CHECKING:
     from llamaspec.runtime.describe import FileDescription
+    from llamaspec.runtime.forecast import Forecast
 
 DOES_NOT_FIT = 1
 _LABEL_WIDTH = 16
@@ -21,11 +24,21 @@ def inspect(
         list[str],
         typer.Argument(metavar="FILE [FILE]", help="One GGUF, or a target and its draft."),
     ],
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also what they would take of the machine's memory.")
+    ] = False,
+    context: Annotated[
+        int, typer.Option("-c", "--context", help="With --memory: positions of a sequence.")
+    ] = 0,
+    sequences: Annotated[
+        int, typer.Option("--sequences", help="With --memory: how many at once.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a GGUF is, or whether two fit.
 
-    With two files also every reason if they do not.
+    With two files also every reason if they do not; with --memory also the memory that they would
+    take, planned without loading them.
 
     Exit code 0: they fit, or there is one file. 1: they do not fit. 2: a file cannot be read.
     """
@@ -37,28 +50,42 @@ def inspect(
             raise OptionError(f"{len(files)} files were given; inspect takes one or two")
         found = [describe(resolve(file)) for file in files]
         verdict = _verdict(found) if len(found) == 2 else None
+        planned = None
+        if memory and not (verdict and verdict["problems"]):
+            options = LoadOptions(context=context, max_sequences=sequences)
+            planned = _forecast(found, options)
         if as_json:
-            typer.echo(json.dumps(_as_json(found, verdict), indent=2, ensure_ascii=False))
+            shown = _as_json(found, verdict) | ({"memory": asdict(planned)} if planned else {})
+            typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
         else:
-            typer.echo("\n\n".join([*map(_table, found), *([_spoken(verdict)] if verdict else [])]))
+            parts = [*map(_table, found), *([_spoken(verdict)] if verdict else [])]
+            typer.echo("\n\n".join([*parts, *(["\n".join(planned.lines())] if planned else [])]))
         if verdict and verdict["problems"]:
             raise typer.Exit(DOES_NOT_FIT)
+
+
+def _forecast(found: Sequence["FileDescription"], options: LoadOptions) -> "Forecast":
+    from llamaspec.loading import forecast_pair
+
+    target, draft = _sides(found) if len(found) == 2 else (found[0], None)
+    return forecast_pair(target.path, draft.path if draft else None, options)
+
+
+def _sides(found: Sequence["FileDescription"]) -> "tuple[FileDescription, FileDescription]":
+    target, draft = found
+    return (draft, target) if target.draft is not None and draft.draft is None else (target, draft)
 
 
 def _verdict(found: Sequence["FileDescription"]) -> dict[str, list[str]]:
     from llamaspec.runtime.describe import pair_notes, pair_problems
 
-    target, draft = found
-    if target.draft is not None and draft.draft is None:
-        target, draft = draft, target
+    target, draft = _sides(found)
     return {"problems": pair_problems(target, draft), "notes": pair_notes(target, draft)}
 
 
 def _as_json(
     found: Sequence["FileDescription"], verdict: dict[str, list[str]] | None
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     files = []
     for description in found:
         fields = asdict(description) | {"path": str(description.path)}

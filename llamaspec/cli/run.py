@@ -141,6 +141,9 @@ def run(
             help="Positions for prompt and completion; 0: the model's, at most 4096.",
         ),
     ] = 0,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="The longest context that fits the free memory, up to -c.")
+    ] = False,
     threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
     head: Annotated[
         str, typer.Option("--head", help="Where the Markov head runs: graph or python.")
@@ -178,6 +181,7 @@ def run(
             exact=exact,
             lookup=lookup,
             cost_curve=cost_curve,
+            fit=fit,
         )
         generate = GenerateOptions(
             max_tokens=max_tokens,

@@ -202,8 +202,51 @@ llama_model * ls_model_load(const char * path, const llama_model_params * params
     return guarded((llama_model *) nullptr, [&] { return llama_model_load_from_file(path, *params); });
 }
 
+llama_model * ls_model_plan(const char * path, const llama_model_params * params, const char * size_key, int n_vocab) {
+    return guarded((llama_model *) nullptr, [&] {
+        llama_model_params wanted = *params;
+        wanted.no_alloc = true;
+        wanted.load_mode = LLAMA_LOAD_MODE_NONE;
+        // reading the tokens is most of what a large vocabulary's model takes to load
+        llama_model_kv_override given[3] = {};
+        given[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+        strcpy(given[0].key, "tokenizer.ggml.model");
+        strcpy(given[0].val_str, "none");
+        given[1].tag = LLAMA_KV_OVERRIDE_TYPE_INT;
+        strncpy(given[1].key, size_key, sizeof(given[1].key) - 1);
+        given[1].val_i64 = n_vocab;
+        wanted.kv_overrides = given;
+        return llama_model_load_from_file(path, wanted);
+    });
+}
+
 llama_context * ls_context_new(llama_model * model, const llama_context_params * params) {
     return guarded((llama_context *) nullptr, [&] { return llama_init_from_model(model, *params); });
+}
+
+int ls_memory_of(llama_context * ctx, ls_memory * parts, int size) {
+    return guarded(-1, [&] {
+        int n = 0;
+        for (const auto & [type, bytes] : llama_get_memory_breakdown(ctx)) {
+            ggml_backend_dev_t device = ggml_backend_buft_is_host(type) ? nullptr : ggml_backend_buft_get_device(type);
+            const char * name = ggml_backend_dev_name(device ? device : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+            int i = 0;
+            while (i < n && strncmp(parts[i].device, name, sizeof(parts[i].device) - 1) != 0) {
+                ++i;
+            }
+            if (i == size) {
+                return fail("more devices than there is room for");
+            }
+            if (i == n) {
+                parts[n] = {};
+                strncpy(parts[n++].device, name, sizeof(parts[i].device) - 1);
+            }
+            parts[i].weights += bytes.model;
+            parts[i].cache += bytes.context;
+            parts[i].compute += bytes.compute;
+        }
+        return n;
+    });
 }
 
 int ls_model_meta(const llama_model * model, const char * key, char * text, int size) {

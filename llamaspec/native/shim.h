@@ -15,6 +15,22 @@ int ls_log_next(int * level, char * text, int size);
 struct llama_model * ls_model_load(const char * path, const struct llama_model_params * params);
 struct llama_context * ls_context_new(struct llama_model * model, const struct llama_context_params * params);
 
+/* The same without weights and without a vocabulary of more than n_vocab empty tokens: for contexts that take no memory and
+   cannot compute, but tell what they would take. size_key: the architecture's vocab_size. */
+struct llama_model * ls_model_plan(const char * path, const struct llama_model_params * params, const char * size_key,
+                                   int n_vocab);
+
+/* Bytes on one device: what of a context and its model is there, or, of a model without allocation, would be. */
+struct ls_memory {
+    char device[64];
+    uint64_t weights;
+    uint64_t cache;
+    uint64_t compute;
+};
+
+/* By device, at most `size` of them; what the CPU can read is the CPU's. Returns how many there are. */
+int ls_memory_of(struct llama_context * ctx, struct ls_memory * parts, int size);
+
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 

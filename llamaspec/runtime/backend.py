@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llamaspec.errors import LlamaSpecError
 from llamaspec.ffi import LIBRARY_DIR, REBUILD, ffi, lib
 from llamaspec.runtime import log
+from llamaspec.runtime.free_memory import available_bytes
 
 _lock = threading.Lock()
 _ready = False
@@ -14,7 +15,9 @@ _ready = False
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device that llama.cpp can compute on; memory in bytes, as the backend reports it."""
+    """One device that llama.cpp can compute on; memory in bytes, as the backend reports it, for the
+    CPU as the system does.
+    """
 
     name: str
     description: str
@@ -65,12 +68,15 @@ def devices() -> list[Device]:
     for index in range(lib.ggml_backend_dev_count()):
         device = lib.ggml_backend_dev_get(index)
         lib.ggml_backend_dev_memory(device, free, total)
+        kind = kinds.get(lib.ggml_backend_dev_type(device), "other")
+        # llama.cpp takes all of the CPU's memory for free
+        available = available_bytes() if kind == "cpu" else None
         found.append(
             Device(
                 name=ffi.string(lib.ggml_backend_dev_name(device)).decode(),
                 description=ffi.string(lib.ggml_backend_dev_description(device)).decode(),
-                kind=kinds.get(lib.ggml_backend_dev_type(device), "other"),
-                free_bytes=free[0],
+                kind=kind,
+                free_bytes=free[0] if available is None else min(free[0], available),
                 total_bytes=total[0],
             )
         )

@@ -34,7 +34,7 @@ _CACHE = {
 }
 # graphs of passes of a few rows that are computed again (patch 0011): a block or a verify pass of
 # every width, each with a compute buffer of its own
-_KEPT_GRAPHS, _KEPT_ROWS = 16, 16
+KEPT_GRAPHS, KEPT_ROWS = 16, 16
 LONGEST_RUN = 64
 """Most tokens of `TargetContext.decode_run`."""
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
@@ -104,7 +104,7 @@ class Context(NativeHandle):
         context._logits_width = model.vocab.size
         context._ints = ffi.new("int32_t[]", shape.n_outputs)
         context._floats = ffi.new("float[]", shape.n_outputs)
-        lib.ls_keep_graphs(ptr, _KEPT_GRAPHS, _KEPT_ROWS)
+        lib.ls_keep_graphs(ptr, KEPT_GRAPHS, KEPT_ROWS)
         return context
 
     def decode(self, batch: Batch) -> None:

@@ -1,13 +1,14 @@
 """A loaded GGUF and its vocabulary."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from llamaspec.errors import ModelLoadError
 from llamaspec.ffi import ffi, lib
 from llamaspec.runtime import backend, log
-from llamaspec.runtime.description import DRAFT_ARCHITECTURE
+from llamaspec.runtime.description import DRAFT_ARCHITECTURE, FileDescription
 from llamaspec.runtime.handle import NativeHandle
 from llamaspec.runtime.placement import Placement
 from llamaspec.runtime.vocab import Vocab
@@ -36,6 +37,25 @@ class Model(NativeHandle):
 
         Raises ModelLoadError with llama.cpp's reason.
         """
+        return cls._made(path, placement, lib.ls_model_load)
+
+    @classmethod
+    def plan(cls, file: FileDescription, placement: Placement = ON_CPU) -> Self:
+        """The same without weights and tokens: contexts on it take no memory and cannot compute,
+        and tell what they would take (`runtime/forecast.py`).
+        """
+        # a file without tokens says its number otherwise, or is refused by the loading that follows
+        key = f"{file.architecture}.vocab_size".encode()
+        return cls._made(file.path, placement, lib.ls_model_plan, key, file.n_vocab)
+
+    @classmethod
+    def _made(
+        cls,
+        path: Path,
+        placement: Placement,
+        make: Callable[..., Any],
+        *more: Any,  # noqa: ANN401
+    ) -> Self:
         backend.initialise()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = placement.n_gpu_layers
@@ -46,7 +66,7 @@ class Model(NativeHandle):
         # an empty list would mean no device at all, at which llama.cpp has crashed
         params.devices = listed if chosen else ffi.NULL
         native = ffi.new("struct llama_model_params *", params)
-        ptr = lib.ls_model_load(os.fsencode(path), native)
+        ptr = make(os.fsencode(path), native, *more)
         lines = log.drain()
         if not ptr:
             raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {log.reason(lines)}")
@@ -69,20 +89,6 @@ class Model(NativeHandle):
                 f"{self.path.name}: has an encoder, llamaspec runs models of a decoder alone"
             )
 
-    @property
-    def kv_width(self) -> int:
-        """Floats that the KV cache holds a layer and position; 0 where layers differ in it."""
-        if lib.llama_model_is_hybrid(self.ptr):
-            return 0
-        heads = self._integer("attention.head_count")
-        heads_kv = self._integer("attention.head_count_kv") or heads
-        size = self._integer("attention.key_length") or self.n_embd // max(heads, 1)
-        return heads_kv * (size + (self._integer("attention.value_length") or size))
-
-    def _integer(self, key: str) -> int:
-        text = self._meta(f"{self._meta('general.architecture')}.{key}")
-        return int(text) if text.isdecimal() else 0
-
     def _meta(self, key: str) -> str:
         text = ffi.new("char[]", 64)
         length = lib.ls_model_meta(self.ptr, key.encode(), text, 64)
@@ -93,21 +99,3 @@ class Model(NativeHandle):
         """Whether it keeps a state that every token overwrites, alone or beside a KV cache."""
         ptr = self.ptr
         return bool(lib.llama_model_is_recurrent(ptr) or lib.llama_model_is_hybrid(ptr))
-
-    @property
-    def state_bytes(self) -> int:
-        """About what one recurrent state of all layers takes, 0 where the file does not tell; too
-        much by the layers that keep a KV cache instead.
-        """
-        if not self.recurrent:
-            return 0
-        kernel = max(self._integer("ssm.conv_kernel"), 1) - 1
-        inner, size = self._integer("ssm.inner_size"), self._integer("ssm.state_size")
-        rows = kernel * (inner + 2 * self._integer("ssm.group_count") * size) + inner * size
-        if delta := self._integer("kda.head_dim"):
-            # llama.cpp does not give numbers by layer; then as many as the width has room for
-            heads = self._integer("attention.head_count") or self.n_embd // delta
-            rows = heads * delta * (3 * kernel + delta)
-        if window := self._integer("shortconv.l_cache"):
-            rows = self.n_embd * (window - 1)
-        return 4 * self.n_layer * rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,13 +22,17 @@ class Vocab:
         self._model = model
         self._ptr = lib.llama_model_get_vocab(model.ptr)
         self.size: int = lib.llama_vocab_n_tokens(self._ptr)
-        # the tokens that end a generation: EOS, EOT and the like
-        self.ends = frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
         count = ffi.new("int32_t *")
         lib.llama_vocab_get_suppress_tokens(self._ptr, count)
         self.suppresses = count[0] > 0
         """The file names tokens that must never be chosen."""
         self.bos_text = self._special_text(lib.llama_vocab_bos(self._ptr))
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a generation: EOS, EOT and the like."""
+        _ = self._model.ptr
+        return frozenset(t for t in range(self.size) if lib.llama_vocab_is_eog(self._ptr, t))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

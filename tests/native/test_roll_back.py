@@ -4,7 +4,7 @@ blocks of any width, the text is plain decoding's.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +20,20 @@ from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import DecodeError, IncompatibleDraftError, OptionError
 from llamaspec.ffi import lib
-from llamaspec.loading import LOOKUP, DraftSource, Pair, _target_context, load_pair
+from llamaspec.loading import (
+    LOOKUP,
+    DraftSource,
+    Pair,
+    _target_context,
+    forecast_pair,
+    load_pair,
+)
 from llamaspec.options import LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.forecast import memory_of
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.text.detokenize import Pieces
@@ -389,35 +397,32 @@ def test_a_sliding_window_against_numpy(probe: Probe, tmp_path: Path) -> None:
     assert np.abs((rows - wider) / scale).max() > 0.05
 
 
-@pytest.mark.parametrize(
-    ("arch", "floats"),
-    [
-        # a convolution's 3 rows of x, B and C, and a matrix of 16 rows
-        ("qwen35", 4 * (3 * (64 + 2 * 2 * 16) + 64 * 16)),
-        # 2 rows of the width
-        ("lfm2", 4 * 2 * 64),
-        # of every head 3 rows each of q, k and v, and a matrix; 4 heads for want of their number
-        ("kimi-k3", 4 * 4 * (3 * 3 * 16 + 16 * 16)),
-        ("gemma3", 0),
-    ],
-)
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "kimi-k3", "deepseek4", "gemma3"])
 def test_snapshots_count_as_memory(
-    arch: str, floats: int, probe: Probe, monkeypatch: pytest.MonkeyPatch
+    arch: str, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, (device, *_) = probe.model(arch), backend.devices()
-    with loaded(path, None) as plain:
-        size = plain.model.state_bytes
-        cache = 256 * (48 + plain.model.n_layer * plain.model.kv_width * 2)
-        assert size == 4 * floats
-    total = 0
-    monkeypatch.setattr(backend, "devices", lambda: [replace(device, total_bytes=total)])
+    taken = []
     drafts: tuple[DraftSource, ...] = (None, LOOKUP)
-    for states, draft in zip((1, 8), drafts, strict=True):
-        total = cache + states * size
-        load_pair(path, draft, OPTIONS).close()
-        total -= 1
-        with pytest.raises(OptionError, match="choose a smaller one"):
-            load_pair(path, draft, OPTIONS)
+    for draft in drafts:
+        forecast = forecast_pair(path, draft, OPTIONS)
+        with closing(load_pair(path, draft, OPTIONS)) as pair:
+            (found,) = memory_of(pair.context)
+            assert pair.forecast == forecast
+        (part,) = forecast.parts
+        # to the byte what the loaded context has
+        assert (part.weights, part.kv_target) == (found.weights, found.kv_target)
+        taken.append(part.kv_target)
+        with monkeypatch.context() as patch:
+            few = replace(device, free_bytes=part.total)
+            patch.setattr(backend, "devices", lambda few=few: [few])
+            load_pair(path, draft, OPTIONS).close()
+            # weights that are mapped can be read again
+            none = replace(device, free_bytes=part.total - part.weights - 1)
+            patch.setattr(backend, "devices", lambda none=none: [none])
+            with pytest.raises(OptionError, match="choose a smaller one"):
+                load_pair(path, draft, OPTIONS)
+    assert (taken[1] > taken[0]) == (arch != "gemma3")
 
 
 def test_a_pass_has_room_for_more_rows_than_a_state_goes_back(probe: Probe) -> None:

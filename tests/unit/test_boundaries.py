@@ -15,7 +15,7 @@ FLOORS = [
     {"session"},
     {"completion", "requests"},
     {"loading", "hub", "demo"},
-    {"measuring"},
+    {"measuring", "planning"},
     {"engine"},
     {"draft", "verify", "schedule", "text", "trace"},
     {"runtime"},
