@@ -122,7 +122,8 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model = Model.load(ready.draft_file.path, ready.places[1])
         pair = _pair(ready, model, draft_model)
         options = pair.options
-        pair.engine.whole_parts = options.exact
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
         if options.exact and pair.drafter is not None:
             _make_exact(pair)
         pair.engine.pacing = Pacing(pair.make_pace())
@@ -169,7 +170,7 @@ def _pair(ready: _Ready, model: Model, draft_model: Model | None) -> Pair:
         draft_model,
         context,
         drafter,
-        Engine(context, drafter),
+        Engine(context, drafter, queue=planned.options.queue),
         planned.n_ctx,
         planned.options,
         planned.forecast,
@@ -183,7 +184,7 @@ def _lookup(model: Model) -> LookupDrafter:
 
 def _make_exact(pair: Pair) -> None:
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(

@@ -249,6 +249,10 @@ int ls_memory_of(llama_context * ctx, ls_memory * parts, int size) {
     });
 }
 
+int ls_graph_nodes(llama_context * ctx, int n_rows) {
+    return (int) llama_graph_max_nodes(ctx, (uint32_t) n_rows);
+}
+
 int ls_model_meta(const llama_model * model, const char * key, char * text, int size) {
     return guarded(-1, [&] { return (int) llama_model_meta_val_str(model, key, text, (size_t) size); });
 }

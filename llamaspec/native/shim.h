@@ -31,6 +31,9 @@ struct ls_memory {
 /* By device, at most `size` of them; what the CPU can read is the CPU's. Returns how many there are. */
 int ls_memory_of(struct llama_context * ctx, struct ls_memory * parts, int size);
 
+/* Nodes that each of its graphs of n_rows rows has room for. */
+int ls_graph_nodes(struct llama_context * ctx, int n_rows);
+
 /* String metadata; returns the length, -1 where the key is absent. */
 int ls_model_meta(const struct llama_model * model, const char * key, char * text, int size);
 

@@ -23,6 +23,10 @@ _MOST_DEVICES = 64
 _CELL, _USED_CELL = 52, 96
 # the table is there for real: of more positions than this the rest is extrapolated
 _MOST_PLANNED = 1 << 21
+# a node of a graph with what its scheduler notes of it, and a token with its merge: as measured
+_NODE, _TOKEN = 1250, 270
+# beside those that are kept, a context has its last graph, and its largest for reserving
+_OWN_GRAPHS = 2
 # features of a batch's rows: llama.cpp's, gathered, a batch's and the copy that is computed on
 _FEATURE_COPIES = 4
 _FLOAT = 4
@@ -37,9 +41,9 @@ class Part:
         weights: of both models.
         kv_target, kv_draft: the caches, recurrent states among them.
         compute: what passes compute in; of the most rows at once.
-        graphs: the same of the graphs that are kept, each of few rows.
+        graphs: the same of the graphs that are kept, each of few rows, and the graphs themselves.
         outputs: logits and features.
-        tables: which position is where in the caches, filled.
+        tables: which position is where in the caches, filled; the vocabularies.
     """
 
     device: str
@@ -85,7 +89,8 @@ class Forecast:
     @property
     def per_sequence(self) -> int:
         own = ("kv_target", "kv_draft", "outputs", "tables")
-        return sum(int(getattr(self, name)) for name in KINDS)
+        taken = (int(getattr(part, name)) for part in self.parts for name in own)
+        return sum(taken) // self.n_seq
 
     def lines(self) -> list[str]:
         """As a table: a line a device, and one about a sequence."""
@@ -202,7 +207,15 @@ class Plan:
         for kind, context in self._contexts(shape, side):
             for part in memory_of(context, kind):
                 add(part.device, **{name: getattr(part, name) for name in KINDS})
-            add(HOST, tables=context.shape.n_ctx * (_CELL + _USED_CELL), outputs=_outputs(context))
+            rows = min(context.shape.n_ctx, context.shape.n_batch)
+            nodes = lib.ls_graph_nodes(context.ptr, rows)
+            add(
+                HOST,
+                graphs=(KEPT_GRAPHS + _OWN_GRAPHS) * nodes * _NODE,
+                outputs=_outputs(context),
+                tables=context.shape.n_ctx * (_CELL + _USED_CELL)
+                + context.model.vocab.size * _TOKEN,
+            )
         if side is not None:
             width = len(side.taps) * self.target.n_embd
             add(HOST, outputs=_FEATURE_COPIES * _FLOAT * width * shape.n_batch)
