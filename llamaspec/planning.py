@@ -49,7 +49,7 @@ def target_shape(
     """Of the target's context, n_ctx positions a sequence."""
     rows = proposals + 1
     return ContextShape(
-        n_ctx=_padded(options.max_sequences * n_ctx),
+        n_ctx=options.max_sequences * _padded(n_ctx),
         # llama.cpp asserts that a pass has room for more rows than a state can go back
         n_batch=max(options.batch, options.max_sequences * rows, rows + 1),
         n_seq=options.max_sequences,
@@ -65,15 +65,15 @@ def draft_side(
     target: ContextShape, described: DraftDescription, layout: BlockLayout, options: LoadOptions
 ) -> DraftSide:
     """Of the draft's context, beside a target's of such a shape."""
-    rows = options.max_sequences * (layout.proposals + layout.first)
+    many, block = options.max_sequences, layout.proposals + layout.first
     in_graph = options.head != "python"
     return DraftSide(
         shape=replace(
             target,
             # a block reaches past the last committed position, by its own length
-            n_ctx=_padded(target.n_ctx + rows),
-            n_batch=max(options.batch, rows),
-            n_outputs=rows,
+            n_ctx=many * _padded(target.n_ctx // many + block),
+            n_batch=max(options.batch, many * block),
+            n_outputs=many * block,
             snapshots=0,
         ),
         taps=described.taps,
