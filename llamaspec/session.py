@@ -7,11 +7,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, TypeVar, Unpack
 
-from llamaspec import demo, hub
+from llamaspec import demo, models
 from llamaspec.completion import Cancel, Clock, Completion, Piece, Run, Spent, finished
 from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request
@@ -320,10 +319,12 @@ def load(
     """Load a target and its draft.
 
     Args:
-        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
-            bundled pair.
-        draft: the target's DSpark or DFlash draft, likewise; "lookup" to search prompt and output
-            instead, without a model; None for plain decoding.
+        model: a GGUF file; or owner/repo:Q4_K_M of the Hub, or hf://owner/repo/file.gguf, which are
+            downloaded. None, with no draft either: the bundled pair.
+        draft: the target's DSpark or DFlash draft, likewise, or its checkpoint (a folder or a
+            repository), which is converted once; "auto" for one that lies beside the target or is
+            known for it; "lookup" to search prompt and output instead, without a model; None for
+            plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
@@ -339,17 +340,20 @@ def load(
         if draft is not None:
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
-    target_path = _resolve("model", model)
+    _check_name("model", model)
+    target = models.find_target(model)
     draft_path: DraftSource = None
     if draft is not None:
-        draft_path = LOOKUP if draft == LOOKUP else _resolve("draft", draft)
-    return Session(load_pair(target_path, draft_path, chosen))
+        _check_name("draft", draft)
+        draft_path = LOOKUP if draft == LOOKUP else models.find_draft(draft, target)
+    return Session(load_pair(target.path, draft_path, chosen))
 
 
-def _resolve(name: str, reference: str | PathLike[str]) -> Path:
+def _check_name(name: str, reference: str | PathLike[str]) -> None:
     if not isinstance(reference, str | PathLike) or not str(reference):
-        raise OptionError(f"{name} is {reference!r}; give the path of a GGUF or an hf:// reference")
-    return hub.resolve(reference)
+        raise OptionError(
+            f"{name} is {reference!r}; give the path of a GGUF or the name of a repository"
+        )
 
 
 def _load_options(settings: Settings) -> LoadOptions:

@@ -8,8 +8,8 @@ found, and nothing has to be looked up.
 import hashlib
 import json
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -88,7 +88,7 @@ def have(wanted: Wanted, fetch: Fetch, on_progress: Progress | None = None) -> P
         return file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.parent / _LOCK, wanted.source):
+        with _alone(file.parent / _LOCK, wanted.source):
             if not file.is_file():
                 _make(wanted, file, fetch, on_progress)
     except OSError as error:
@@ -113,21 +113,19 @@ def _make(wanted: Wanted, file: Path, fetch: Fetch, on_progress: Progress | None
         part.write_text(json.dumps(asdict(about)), "utf-8")
 
 
-class _locked:  # noqa: N801
-    """Holds a lock; says so where that takes a while."""
-
-    def __init__(self, path: Path, source: str) -> None:
-        self._lock, self._source = FileLock(path), source
-
-    def __enter__(self) -> None:
-        try:
-            self._lock.acquire(timeout=1)
-        except Timeout:
-            logger.info("waiting for another process, which converts %s", self._source)
-            self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+@contextmanager
+def _alone(lock: Path, source: str) -> Iterator[None]:
+    """Hold a lock against other processes; says so where that takes a while."""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=1)
+    except Timeout:
+        logger.info("waiting for another process, which converts %s", source)
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
 
 
 @cache
