@@ -105,6 +105,8 @@ def _make(wanted: Wanted, file: Path, fetch: Fetch, on_progress: Progress | None
     for left in file.parent.glob(".llamaspec-*"):  # of a process that was killed
         left.unlink(missing_ok=True)
     folder, origin = fetch()
+    if origin is not None and origin[1] != wanted.state:
+        raise ModelLoadError(f"{wanted.source}: changed while it was downloaded; try again")
     logger.info("converting %s for %s, once", wanted.source, wanted.target.name)
     job = Job(folder, wanted.target, file, wanted.outtype, origin=origin)
     convert(job, on_progress)

@@ -117,7 +117,8 @@ def _of_checkpoint(
 
     outtype = name.wanted.lower() or AS_PUBLISHED
     wanted = Wanted(name.repo, listing.commit, target.path, outtype)
-    fetch = partial(fetch_draft, name.repo, listing.commit)
+    # by its branch: what is asked by a commit alone is not found again without network
+    fetch = partial(fetch_draft, name.repo, name.revision)
     return converted.have(wanted, fetch, on_progress)
 
 
