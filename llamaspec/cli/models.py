@@ -27,9 +27,10 @@ def models(
     show_log(verbose)
     with guarded():
         from llamaspec.models import shelf
+        from llamaspec.models.memory import available
         from llamaspec.runtime.backend import devices
 
-        there = devices()
+        there = available(devices())
         here, known = shelf.here(there), shelf.known(there)
         if as_json:
             lists = {
@@ -82,8 +83,5 @@ def _known(found: "Sequence[Known]") -> list[str]:
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    padded = ([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return ["  " + "  ".join(cells).rstrip() for cells in padded]

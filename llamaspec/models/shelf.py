@@ -11,7 +11,7 @@ from llamaspec.hub import cache_folder
 from llamaspec.models import converted
 from llamaspec.models.choose import ggufs, quantisation
 from llamaspec.models.known import KnownPair, known_pairs
-from llamaspec.models.memory import estimated, judge, needed, target_bytes
+from llamaspec.models.memory import Verdict, estimated, judge, needed, target_bytes
 from llamaspec.runtime.backend import Device
 from llamaspec.runtime.describe import describe
 
@@ -137,6 +137,12 @@ def _described(
     )
 
 
+def _spoken(pair: KnownPair, verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "size not known"
+    return verdict.word if pair.draft_bytes else f"target {verdict.word}"
+
+
 def _known(pair: KnownPair, devices: Sequence[Device], there: dict[str, dict[str, Path]]) -> Known:
     total = estimated(pair.parameters, pair.draft_bytes) if pair.parameters else 0
     verdict = judge(total, devices) if total else None
@@ -148,7 +154,7 @@ def _known(pair: KnownPair, devices: Sequence[Device], there: dict[str, dict[str
         target_size=target_bytes(pair.parameters),
         draft_size=pair.draft_bytes,
         needed=total,
-        verdict=verdict.word if verdict else "size not known",
+        verdict=_spoken(pair, verdict),
         device=verdict.device if verdict else "",
         has_target=any(ggufs(files) for repo, files in there.items() if pair.means(repo)),
         has_draft=pair.draft in there,

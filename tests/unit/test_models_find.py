@@ -10,6 +10,7 @@ from llamaspec import demo
 from llamaspec.errors import ModelLoadError, OptionError
 from llamaspec.models import converted, find_draft, find_pair, find_target
 from llamaspec.models.find import Target
+from llamaspec.runtime.gguf_file import GGUFFile
 from tests.checkpoints import write
 from tests.miniature import write_target
 
@@ -102,7 +103,7 @@ def test_a_target_is_told_from_others_of_its_shape(tmp_path: Path) -> None:
     one = tmp_path / "one.gguf"
     shutil.copyfile(demo.target_path(), one)
     assert converted.target_identity(one) == converted.target_identity(demo.target_path())
-    with converted.GGUFFile.open(one) as file:
+    with GGUFFile.open(one) as file:
         at = file.tensors["token_embd.weight"].offset
     with one.open("r+b") as raw:
         raw.seek(at)
