@@ -124,11 +124,12 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter),
+            Engine(context, drafter, queue=options.queue),
             n_ctx,
             options,
         )
-        pair.engine.whole_parts = options.exact
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
         if options.exact and drafter is not None:
             _make_exact(pair)
         pair.engine.pacing = Pacing(pair.make_pace())
@@ -147,7 +148,7 @@ def _lookup(model: Model) -> LookupDrafter:
 
 def _make_exact(pair: Pair) -> None:
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
@@ -187,8 +188,8 @@ def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
     n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
     if n_ctx < 1:
         raise OptionError(f"{model.path.name} states no context length; give a context")
-    states = options.sequences * (1 + snapshots)
-    _check_memory(model, _padded(options.sequences * n_ctx), states, options.cache_type)
+    states = options.max_sequences * (1 + snapshots)
+    _check_memory(model, _padded(options.max_sequences * n_ctx), states, options.cache_type)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",
@@ -241,11 +242,11 @@ def _target_context(
 ) -> TargetContext:
     rows = proposals + 1
     shape = ContextShape(
-        n_ctx=_padded(options.sequences * n_ctx),
+        n_ctx=_padded(options.max_sequences * n_ctx),
         # llama.cpp asserts that a pass has room for more rows than a state can go back
-        n_batch=max(options.batch, options.sequences * rows, rows + 1),
-        n_seq=options.sequences,
-        n_outputs=options.sequences * rows,
+        n_batch=max(options.batch, options.max_sequences * rows, rows + 1),
+        n_seq=options.max_sequences,
+        n_outputs=options.max_sequences * rows,
         threads=options.n_threads,
         flash_attention=options.flash_attention,
         cache_type=options.cache_type,
@@ -264,7 +265,7 @@ def _drafter(
     options: LoadOptions,
 ) -> BlockDrafter:
     described = _described(file)
-    rows = options.sequences * (layout.proposals + layout.first)
+    rows = options.max_sequences * (layout.proposals + layout.first)
     # a block reaches past the last committed position, by its own length
     n_ctx = target.shape.n_ctx + rows
     shape = replace(

@@ -43,8 +43,8 @@ class Measured:
         options, context = self.options, self.context
         widest = (self.drafter.proposals if self.drafter else _USUAL) + 1
         widths = {*range(2, widest + 1)}
-        if options.sequences > 1:
-            widths |= {options.sequences, options.sequences * widest}
+        if options.max_sequences > 1:
+            widths |= {options.max_sequences, options.max_sequences * widest}
         settings = [*self._settings(), ("widths", ", ".join(map(str, sorted(widths))))]
         return known.known_or(
             _identity(self.target_file), settings, lambda: probe.measure(context, widths, settings)

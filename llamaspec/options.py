@@ -20,6 +20,7 @@ Acceptance = Literal["match", "residual", "block"]
 DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
 DEFAULT_MAX_TOKENS = 256
+DEFAULT_QUEUE = 256
 ALL_LAYERS = -1
 MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
@@ -106,8 +107,8 @@ class LoadOptions:
     most 4096.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
-    once.
+    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many
+    texts at once. queue: how many more may wait for a place.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
     exact: what plain decoding gives, token for token, at whatever cost.
@@ -125,7 +126,8 @@ class LoadOptions:
     flash_attention: FlashAttention = "auto"
     cache_type: CacheType = "f16"
     head: Head = "graph"
-    sequences: int = 1
+    max_sequences: int = 1
+    queue: int = DEFAULT_QUEUE
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
@@ -139,10 +141,12 @@ class LoadOptions:
         _whole("n_gpu_layers_draft", self.n_gpu_layers_draft, -MAX_INT, MAX_INT)
         _whole("threads", self.threads, 0)
         _whole("batch", self.batch, 32, MAX_BATCH)
-        _whole("sequences", self.sequences, 1, MAX_SEQUENCES)
-        if self.sequences * self.context > MAX_INT:
+        _whole("queue", self.queue, 0, MAX_INT)
+        _whole("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        if self.max_sequences * self.context > MAX_INT:
             raise OptionError(
-                f"{self.sequences} sequences of {self.context} positions are more than {MAX_INT}"
+                f"{self.max_sequences} sequences of {self.context} positions are more than "
+                f"{MAX_INT}"
             )
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
@@ -158,10 +162,10 @@ class LoadOptions:
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
-        if self.exact and self.sequences > 1:
+        if self.exact and self.max_sequences > 1:
             raise OptionError(
-                f"exact is for one sequence at a time and sequences is {self.sequences}: several "
-                "share a KV cache, whose order changes how sums round; choose one of them"
+                f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "
+                "several share a KV cache, whose order changes how sums round; choose one of them"
             )
 
     @property
@@ -181,6 +185,7 @@ class GenerateSettings(TypedDict, total=False):
     accept: Acceptance
     logprobs: int | None
     cache_prompt: bool
+    priority: int
     top_k: int
     top_p: float
     min_p: float
@@ -216,6 +221,7 @@ class GenerateOptions:
     follows here.
     cache_prompt: do not compute again what the caches still hold of an earlier prompt and its
     completion that begin alike; False to start cold, for instance to measure.
+    priority: the higher goes first where requests wait for a place, but none waits for ever.
 
     top_k: the likeliest k only, 0 for all. top_p: the likeliest that make up p. min_p: what has at
     least p of the likeliest one's probability. typical_p: locally typical ones that make up p.
@@ -237,6 +243,7 @@ class GenerateOptions:
     accept: Acceptance = "match"
     logprobs: int | None = None
     cache_prompt: bool = True
+    priority: int = 0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -280,6 +287,7 @@ class GenerateOptions:
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _truth("cache_prompt", self.cache_prompt)
+        _whole("priority", self.priority, -MAX_INT, MAX_INT)
         # logits divided by a denormal number are infinite
         if self.temperature != 0 or isinstance(self.temperature, bool):
             _real("temperature", self.temperature, 1e-6, 100, "be 0 or ")

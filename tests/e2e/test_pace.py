@@ -187,13 +187,14 @@ def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
 
 def test_two_sequences_at_once_draft_whole_blocks_and_one_alone_what_pays(tmp_path: Path) -> None:
     asked: list[tuple[Prompt, int]] = [(MESSAGES[3], 12), (CODE, 64)]
-    with opened(tmp_path, "never", sequences=2) as session:
+    with opened(tmp_path, "never", max_sequences=2) as session:
         alone = [session.generate(text, max_tokens=most) for text, most in asked]
         streams = [session.stream(text, max_tokens=most) for text, most in asked]
         for _ in itertools.islice(zip(*streams, strict=False), 2):
             pass
         # prices are of one sequence's passes
-        records = [list(run.sequence.rounds) for run in session._runs]
+        sequences = [run.sequence for run in session._running._runs]
+        records = [list(sequence.rounds) for sequence in sequences if sequence]
         assert all(len(r.draft) == BLOCK for rounds in records for r in rounds)
         assert min(map(len, records)) > 0
         done = []
@@ -337,7 +338,7 @@ def test_a_seed_gives_one_text_beside_other_sequences(tmp_path: Path) -> None:
     rules: tuple[Acceptance, ...] = ("residual", "block")
     asked: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "cache_prompt": False}
     for rule in rules:
-        with opened(tmp_path, "steep", sequences=2) as session:
+        with opened(tmp_path, "steep", max_sequences=2) as session:
             alone = session.generate(CODE, accept=rule, seed=1, **asked)
             other = session.stream(MESSAGES[0], max_tokens=100, temperature=0.8, accept=rule)
             stream = session.stream(CODE, accept=rule, seed=1, **asked)

@@ -297,7 +297,7 @@ def test_two_streams_at_once_on_one_sequence_are_refused(session: Session) -> No
 
 
 def test_two_streams_at_once_on_two_sequences_do_not_mix() -> None:
-    with pair(sequences=2) as session:
+    with pair(max_sequences=2) as session:
         alone = [session.generate(prompt, max_tokens=40).text for prompt in (CODE, ENDLESS)]
         streams = [session.stream(prompt, max_tokens=40) for prompt in (CODE, ENDLESS)]
         together = ["", ""]
@@ -313,7 +313,7 @@ def test_two_streams_at_once_on_two_sequences_do_not_mix() -> None:
 
 def test_threads_take_turns(session: Session) -> None:
     expected = outcome(session.generate(CODE, max_tokens=20))
-    with pair(sequences=4) as shared:
+    with pair(max_sequences=4) as shared:
         found: list[Completion] = []
 
         def work() -> None:
@@ -538,7 +538,7 @@ def test_closing_waits_for_a_native_call_of_another_thread(
         if not closer.ident:
             closer.start()
             closer.join(0.3)
-            closed.append(session._closed)
+            closed.append(session._running.closed)
         return method(self, *arguments, **settings)
 
     monkeypatch.setattr(kind, name, slow)
