@@ -5,6 +5,7 @@ import typer
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.cli import bench
 from llamaspec.cli.calibrate import calibrate
+from llamaspec.cli.chat import chat
 from llamaspec.cli.convert import convert
 from llamaspec.cli.convert_target import convert_target
 from llamaspec.cli.doctor import doctor
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(chat)
 app.command()(models)
 app.command()(pull)
 app.command()(inspect)

@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def test_a_refusal_is_one_line(hub: Hub, words: list[str], said: str) -> None:
 
 def test_a_terminal_sees_the_download(hub: Hub) -> None:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(hub.home), "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "llamaspec", "pull", Q8]
     with subprocess.Popen(
