@@ -118,13 +118,16 @@ def _cached(repo: str, revision: str | None) -> Listing | None:
     return Listing(repo, folder.name, files, cached=True)
 
 
-def fetch(repo: str, name: str, revision: str | None = None) -> Path:
-    """One file of a repository, or all parts of a split model by the name of the first.
+def fetch(listing: Listing, name: str, revision: str | None = None) -> Path:
+    """One file of a listing, or all parts of a split model by the name of the first; of one that
+    stands for the cache nothing is asked of the Hub, which would only be waited for once more.
 
     Raises ModelLoadError as `resolve` does.
     """
-    text = f"{repo}:{name}"
-    first, *_ = (_download(repo, part, revision, text) for part in _parts(name))
+    repo, text = listing.repo, f"{listing.repo}:{name}"
+    first, *_ = (
+        _download(repo, part, revision, text, local=listing.cached) for part in _parts(name)
+    )
     return first
 
 
@@ -173,11 +176,13 @@ def fetch_dataset(repository: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=patterns))
 
 
-def _download(repo: str, name: str, revision: str | None, reference: str) -> Path:
+def _download(
+    repo: str, name: str, revision: str | None, reference: str, *, local: bool = False
+) -> Path:
     from huggingface_hub import hf_hub_download
 
     with _told(reference, repo, revision, name), _quiet_unless_terminal():
-        return Path(hf_hub_download(repo, name, revision=revision))
+        return Path(hf_hub_download(repo, name, revision=revision, local_files_only=local))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Which GGUF of several is meant: by file, by quantisation, or because there is but one."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from llamaspec.errors import ModelLoadError
 
@@ -93,7 +93,3 @@ def listed(names: Sequence[str]) -> str:
     words = types if all(types) and len(set(types)) == len(types) else list(names)
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return ", ".join(words[:_SHOWN]) + more
-
-
-Sizes = Mapping[str, int]
-Progress = Callable[[int, int], None]

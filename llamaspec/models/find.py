@@ -9,7 +9,15 @@ from pathlib import Path
 from llamaspec import hub
 from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
 from llamaspec.models import converted, known
-from llamaspec.models.choose import DRAFT_FIRST, TARGET_FIRST, choose, drafts, ggufs, targets
+from llamaspec.models.choose import (
+    DRAFT_FIRST,
+    TARGET_FIRST,
+    choose,
+    drafts,
+    ggufs,
+    matching,
+    targets,
+)
 from llamaspec.models.converted import AS_PUBLISHED, Progress, Wanted
 from llamaspec.models.names import Named, read_name
 
@@ -57,16 +65,14 @@ def find_target(model: Reference) -> Target:
     if isinstance(name, str):
         return Target(hub.resolve(name))
     listing = _listing(name)
-    there = targets(listing.files) or ggufs(listing.files)
-    if name.wanted:
-        there = ggufs(listing.files)
-        models = targets(listing.files)
-        # a draft beside its target may be of the same type; by its own name it can still be had
-        there = models if any(_means(models, name.wanted)) else there
+    there, models = ggufs(listing.files), targets(listing.files)
+    # a draft may lie beside its target and be of the same type; by its own name it can be had
+    if models and (not name.wanted or matching(models, name.wanted)):
+        there = models
     if not there:
         raise ModelLoadError(_no_gguf(name, listing))
     file = choose(_where(listing), there, name.wanted, TARGET_FIRST)
-    return Target(hub.fetch(name.repo, file, name.revision), name)
+    return Target(hub.fetch(listing, file, name.revision), name)
 
 
 def find_draft(draft: Reference, target: Target, on_progress: Progress | None = None) -> Path:
@@ -91,12 +97,12 @@ def find_draft(draft: Reference, target: Target, on_progress: Progress | None = 
         return _local_draft(name, target, on_progress)
     listing = _listing(name)
     there = ggufs(listing.files)
-    if _is_checkpoint(listing) and not any(_means(there, name.wanted)):
+    if _is_checkpoint(listing) and not (name.wanted and matching(there, name.wanted)):
         return _of_checkpoint(name, listing, target, on_progress)
     if not there:
         raise ModelLoadError(_no_gguf(name, listing, ", and no checkpoint of a draft"))
     file = choose(_where(listing), there, name.wanted, DRAFT_FIRST)
-    return hub.fetch(name.repo, file, name.revision)
+    return hub.fetch(listing, file, name.revision)
 
 
 def _local_draft(path: Path, target: Target, on_progress: Progress | None) -> Path:
@@ -160,7 +166,7 @@ def _of_repository(target: Target) -> Path | None:
         return None
     listing = _listing(target.named)
     for name in drafts(listing.files)[:_TRIES]:
-        path = hub.fetch(target.named.repo, name, target.named.revision)
+        path = hub.fetch(listing, name, target.named.revision)
         problems = fits(target.path, path)
         if not problems:
             logger.info("the draft is %s, of the target's repository", name)
@@ -211,12 +217,6 @@ def _is_checkpoint(listing: hub.Listing) -> bool:
     return _CONFIG in listing.files and (
         listing.cached or any(name.endswith(_WEIGHTS) for name in listing.files)
     )
-
-
-def _means(names: list[str], wanted: str) -> list[str]:
-    from llamaspec.models.choose import matching
-
-    return matching(names, wanted) if wanted else []
 
 
 def _where(listing: hub.Listing) -> str:
