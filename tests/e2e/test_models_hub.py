@@ -69,6 +69,22 @@ def test_what_is_not_there(hub: Hub, name: str, words: list[str]) -> None:
     assert weights(hub) == []
 
 
+def test_a_gated_repository_says_what_to_do(hub: Hub) -> None:
+    hub.files["locked/Tiny-GGUF"] = hub.files[TARGET]
+    error = hub.error("locked/Tiny-GGUF:Q8_0")
+    assert "locked/Tiny-GGUF is gated: accept its terms" in error
+    assert "hf auth login" in error
+
+
+def test_a_split_target_comes_whole(hub: Hub) -> None:
+    parts = {f"big-BF16-0000{n}-of-00002.gguf": b"part" for n in (1, 2)}
+    hub.files["ann/Big-GGUF"] = parts | {"big-Q8_0-00001-of-00002.gguf": b"half of it"}
+    path = hub.path("ann/Big-GGUF:bf16")
+    assert path.name == "big-BF16-00001-of-00002.gguf"
+    assert path.with_name("big-BF16-00002-of-00002.gguf").is_file()
+    assert "has no file big-Q8_0-00002-of-00002.gguf" in hub.error("ann/Big-GGUF:Q8_0")
+
+
 def test_offline_says_what_is_missing_and_where_it_was_looked_for(hub: Hub) -> None:
     for env in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         error = hub.error(Q8, **env)

@@ -11,6 +11,7 @@ from llamaspec.errors import ModelLoadError, OptionError
 from llamaspec.models import converted, find_draft, find_pair, find_target
 from llamaspec.models.find import Target
 from llamaspec.runtime.gguf_file import GGUFFile
+from llamaspec.session import load
 from tests.checkpoints import write
 from tests.miniature import write_target
 
@@ -49,6 +50,14 @@ def test_auto_takes_what_fits_beside_the_target(
     with caplog.at_level(logging.INFO, "llamaspec.models"):
         assert find_draft("auto", target) == folder / "any-name.gguf"
     assert "the draft is any-name.gguf" in caplog.text
+
+
+@pytest.mark.native
+def test_load_takes_names(folder: Path) -> None:
+    shutil.copy(demo.draft_path(), folder / "beside.gguf")
+    with load(folder / "target.gguf", "auto", threads=1, context=256) as session:
+        done = session.generate("Hello", max_tokens=12, draft_max=3)
+    assert done.stats.drafted > 0
 
 
 def test_auto_passes_over_a_draft_for_another_target(folder: Path) -> None:
