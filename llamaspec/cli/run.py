@@ -14,6 +14,7 @@ from llamaspec import demo
 from llamaspec.cli import sampling
 from llamaspec.cli.explain import explanation
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
 from llamaspec.errors import OptionError
 from llamaspec.options import (
     ALL_LAYERS,
@@ -133,6 +134,7 @@ def run(
     split_mode: Annotated[
         str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
     ] = "layer",
+    rpc: Rpc = None,
     context: Annotated[
         int,
         typer.Option(
@@ -175,6 +177,7 @@ def run(
             device=device,
             device_draft=device_draft,
             split_mode=split_mode,  # type: ignore[arg-type]
+            rpc=rpc,
             exact=exact,
             lookup=lookup,
             cost_curve=cost_curve,

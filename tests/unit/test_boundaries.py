@@ -22,7 +22,7 @@ FLOORS = [
     {"ffi"},
     {"_native"},
     {"options"},
-    {"constraint"},
+    {"constraint", "endpoints"},
     {"errors", "_version"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
