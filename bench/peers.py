@@ -60,6 +60,8 @@ class Tools:
         words += ["-ctk", cache, "-ctv", cache]
         words += ["-b", str(options.batch), "-ub", str(options.batch)]
         words += ["-ngl", _layers(options.n_gpu_layers)]
+        if options.rpc:
+            words += ["--rpc", options.rpc]
         if draft is not None:
             words += ["--spec-draft-model", str(draft), "--spec-type", self.kinds[draft]]
             words += ["--spec-draft-n-max", str(width), "-ctkd", cache, "-ctvd", cache]

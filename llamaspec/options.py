@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
 from llamaspec.constraint import check_grammar, is_c_text, schema_text
+from llamaspec.endpoints import Endpoint, endpoints
 from llamaspec.errors import OptionError
 
 FlashAttention = Literal["auto", "on", "off"]
@@ -111,6 +112,7 @@ class LoadOptions:
     texts at once. queue: how many more may wait for a place.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
+    rpc: llama.cpp's RPC servers, HOST:PORT separated by commas, that compute the target's layers.
     exact: what plain decoding gives, token for token, at whatever cost.
     lookup: beside a block draft, look the end of the text up in what came before; a long match wins
     the round.
@@ -131,6 +133,7 @@ class LoadOptions:
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
+    rpc: str | None = None
     exact: bool = False
     lookup: bool = False
     cost_curve: str | None = None
@@ -156,6 +159,7 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
+        self._check_rpc()
         if self.cost_curve is not None and not (
             isinstance(self.cost_curve, str) and is_c_text(self.cost_curve) and self.cost_curve
         ):
@@ -166,6 +170,27 @@ class LoadOptions:
             raise OptionError(
                 f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "
                 "several share a KV cache, whose order changes how sums round; choose one of them"
+            )
+
+    @property
+    def servers(self) -> tuple[Endpoint, ...]:
+        """The addresses in `rpc`."""
+        return () if self.rpc is None else endpoints("rpc", self.rpc)
+
+    def _check_rpc(self) -> None:
+        if not self.servers:
+            return
+        on_cpu = self.device is not None and self.device.strip().lower() == "cpu"
+        if self.n_gpu_layers == 0 or on_cpu:
+            here = "device is cpu" if on_cpu else "n_gpu_layers is 0"
+            raise OptionError(
+                f"rpc is {self.rpc} and {here}, which leaves no layer to the servers; give one of "
+                "them"
+            )
+        if self.split_mode in ("row", "tensor"):
+            raise OptionError(
+                f"split_mode is {self.split_mode} and rpc {self.rpc}: matrices are not divided "
+                "over a network; use split_mode layer"
             )
 
     @property

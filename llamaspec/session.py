@@ -116,9 +116,10 @@ class Session:
         Raises:
             OptionError: an argument out of range, or a grammar or schema that cannot be used.
             QueueFullError: too many wait for a place already.
-            ContextFullError: the prompt does not fit. SamplingError: grammar or logit_bias leave
-            no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
-            closed.
+            ContextFullError: the prompt does not fit.
+            SamplingError: grammar or logit_bias leave no token to go on with.
+            DecodeError: llama.cpp failed, or an RPC server was lost.
+            ClosedError: the session is closed.
         """
         return self._generate(self._prepare(prompt, GenerateOptions.of(options), cancel))
 
@@ -289,6 +290,7 @@ class Settings(TypedDict, total=False):
     device: str | None
     device_draft: str | None
     split_mode: SplitMode
+    rpc: str | None
     exact: bool
     lookup: bool
     cost_curve: str | None
@@ -313,10 +315,12 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
-            split_mode, exact, lookup, cost_curve.
+            split_mode, rpc, exact, lookup, cost_curve.
 
     Raises:
-        OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
+        OptionError: a setting cannot be used, or an RPC server not be reached.
+        ModelLoadError: a file is missing, damaged or of another kind.
+        IncompatibleDraftError: the two do not fit; both values are named.
     """
     if options is not None and settings:
         raise OptionError("give either options or single settings, not both")
