@@ -24,6 +24,7 @@ from llamaspec.options import (
     GenerateSettings,
     Head,
     LoadOptions,
+    Schedule,
     SplitMode,
 )
 from llamaspec.requests import Requests
@@ -308,6 +309,7 @@ class Settings(TypedDict, total=False):
     exact: bool
     lookup: bool
     cost_curve: str | None
+    schedule: Schedule
 
 
 def load(
@@ -327,7 +329,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, device, device_draft,
-            split_mode, exact, lookup, cost_curve.
+            split_mode, exact, lookup, cost_curve, schedule.
 
     Raises:
         OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
