@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.crowd_prices import CrowdPrices
-from llamaspec.schedule.member import SMOOTH, TRIED, Member
+from llamaspec.schedule.member import SMOOTH, TRIED, Member, Survivors
 from llamaspec.schedule.pace import Offer
 from llamaspec.schedule.prefix import best_widths, first_fall_widths
 
@@ -99,10 +99,12 @@ class Crowd:
     _patience: int = field(default=_FIRST_WAIT, repr=False)
     _round: int = field(default=0, repr=False)
     _narrow: int = field(default=0, repr=False)
+    _looked: int = field(default=0, repr=False)
     _turn: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         self._common = Member.hopeful(self.prices.width)
+        self._survivors = Survivors(self.prices.width)
 
     def begin(self) -> Member:
         """A new text: it starts from what was usual lately."""
@@ -169,6 +171,7 @@ class Crowd:
             self._wait = self._patience
         elif self._wait is not None and gain > _CLEAR:
             self._wait, self._patience = None, max(_FIRST_WAIT, self._patience // 2)
+            self._narrow = _LOOK
         if self._wait is None:
             return wanted
         self._wait -= 1
@@ -184,10 +187,11 @@ class Crowd:
         if scene.plan.width == self.prices.width:
             self._narrow = 0
             return []
-        self._narrow += 1
+        # a try comes seldom, and what widened blocks once is likely to go on
+        self._narrow += 1 + 15 * bool(scene.tries) + 3 * (scene.plan.width > self._looked)
         if self._narrow < _LOOK:
             return []
-        self._narrow = 0
+        self._narrow, self._looked = 0, scene.plan.width
         self._turn += 1
         return chosen[self._turn % 4 :: 4] or chosen[:1]
 
@@ -287,9 +291,11 @@ class Crowd:
         chances = self.calibration_of(cheap=offer.cheap).probabilities(
             offer.confidence, offer.limit
         )
+        stated = list(accumulate(chances, float.__mul__))
         if offer.cheap:
-            return list(accumulate(chances, float.__mul__))
-        return member.survival(chances)
+            return stated
+        member.stated = stated
+        return self._survivors.corrected(stated, member.truth)
 
     def _see(
         self,
@@ -306,11 +312,12 @@ class Crowd:
         assert offer is not None
         if offer.cheap:
             return
-        truth = member.truth
-        member.expected = sum(survival[:width]) / truth
-        # the first rounds of a session say most
+        member.stated = member.stated[:width]
+        member.expected = sum(survival[:width]) / member.truth
+        # the first rounds of a session say most, and those of a text
         early = 1 / (2 + self._common.seen / scene.texts)
-        member.see(survival, paid, max(early, TRIED if scene.tries else SMOOTH))
+        usual = TRIED if scene.tries else max(SMOOTH, 1 / (6 + member.seen))
+        member.see(survival, paid, max(early, usual))
         self._common.see(survival, paid, max(early, SMOOTH) / scene.texts)
         self._common.seen += 1
         member.seen += 1
@@ -323,7 +330,10 @@ class Crowd:
         if not survivals:
             return
         rate, count, width = scene.rate, len(survivals), scene.plan.width
-        brings = sum(sum(s[:n]) - rate * row * n for s, n in zip(survivals, paid, strict=True))
+        brings = max(
+            sum(sum(s[:n]) - rate * row * n for s, n in zip(survivals, widths, strict=True))
+            for widths in (paid, [width] * count)
+        )
         texts = sum(m is not None for m in scene.members)
         spent = self.prices.draft(texts, texts * width, scene.depth)
         if brings * texts / count > rate * spent:
@@ -355,6 +365,7 @@ class Crowd:
     def learn(self, member: Member, accepted: int, committed: int) -> None:
         """Take in how a text's round went."""
         if member.expected > 0:
+            self._survivors.learn(member.stated, accepted)
             member.learn(accepted)
         if self._scene is not None:
             self._scene.tokens += committed

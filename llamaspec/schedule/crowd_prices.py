@@ -152,9 +152,9 @@ class CrowdPrices:
         off = self._off(seconds, self.verify(rows, texts, depth, even=even))
         self._speed *= 1 + _LEARN * off
         if even:
-            self._wide.move((rows - texts) / texts, _LEARN_OWN * off)
+            self._wide.move((rows - texts) / texts, off)
         else:
-            self._wide.move((rows - texts) / texts, 0.5 * _LEARN_OWN * off)
+            self._wide.move((rows - texts) / texts, 0.5 * off)
             self._ragged = min(max(self._ragged * (1 + _LEARN_OWN * off), 0.8), 2.0)
 
     def observe_draft(self, texts: int, proposals: int, depth: int, seconds: float) -> None:
@@ -162,7 +162,7 @@ class CrowdPrices:
         if texts:
             off = self._off(seconds, self.draft(texts, proposals, depth))
             self._speed *= 1 + _LEARN * off
-            self._block.move(proposals / texts, _LEARN_OWN * off)
+            self._block.move(proposals / texts, off)
 
     def observe_besides(self, seconds: float, texts: int, *, drafted: bool) -> None:
         """Likewise of what a round took beside passes."""
@@ -222,21 +222,26 @@ class CrowdPrices:
 
 
 class _Bend:
-    """A factor by proposals a text, linear in its logarithm between knots that are learnt."""
+    """A factor by proposals a text, linear in its logarithm between knots that are learnt: quickly
+    at first, as what was measured once can be far off.
+    """
 
     def __init__(self, knots: tuple[float, ...]) -> None:
         self._knots = knots
         self._values = [0.0] * len(knots)
+        self._seen = [0.0] * len(knots)
 
     def at(self, wide: float) -> float:
         right, share = self._place(wide)
         values = self._values
         return math.exp(values[right - 1] + share * (values[right] - values[right - 1]))
 
-    def move(self, wide: float, by: float) -> None:
+    def move(self, wide: float, off: float) -> None:
         right, share = self._place(wide)
         for i, part in ((right - 1, 1 - share), (right, share)):
-            self._values[i] = min(max(self._values[i] + part * by, -_MOST_OFF), _MOST_OFF)
+            self._seen[i] += part
+            by = part * off * max(_LEARN_OWN, 1 / (5 + self._seen[i]))
+            self._values[i] = min(max(self._values[i] + by, -_MOST_OFF), _MOST_OFF)
 
     def _place(self, wide: float) -> tuple[int, float]:
         knots = self._knots

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -227,4 +228,8 @@ class _Work:
 
 def _surface(seconds: dict[int, float]) -> Surface:
     sizes = sorted(seconds)
-    return Surface((_DEPTH,), tuple(sizes), (tuple(seconds[size] for size in sizes),))
+    found = [seconds[size] for size in sizes]
+    for i, (less, more) in enumerate(pairwise(sizes)):
+        # a pass is no dearer than its parts, however long something else held it up
+        found[i + 1] = min(found[i + 1], found[i] * more / less)
+    return Surface((_DEPTH,), tuple(sizes), (tuple(found),))

@@ -1,12 +1,13 @@
 """What is known of one text among several that are decoded together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SMOOTH, TRIED = 0.05, 0.2
 """How much one round counts; one of a text that is drafted for now and then only."""
 _PRIOR, _KEEP = 6.0, 0.97
 _TRUST = 0.5, 1.5
+_REMEMBER, _FEW = 0.996, 4.0
 
 
 @dataclass
@@ -16,7 +17,8 @@ class Member:
     given: how many of n are accepted. chosen: how many of those that are worth a row each, rows:
     how many these are. seen: drafted rounds. nap: rounds until it is drafted for again, None while
     it is. patience: of the next nap. hits, hoped: proposals accepted lately, and expected to be.
-    expected: of the round under way.
+    stated: survivals of what is verified in the round under way, as the draft states them;
+    expected: how many of these are accepted if it is right of this text.
     """
 
     given: list[float]
@@ -27,6 +29,7 @@ class Member:
     patience: int = 0
     hits: float = _PRIOR
     hoped: float = _PRIOR
+    stated: list[float] = field(default_factory=list)
     expected: float = 0.0
 
     @classmethod
@@ -46,14 +49,6 @@ class Member:
         """What of the expected is really accepted in this text."""
         least, most = _TRUST
         return min(max(self.hits / self.hoped, least), most)
-
-    def survival(self, chances: Sequence[float]) -> list[float]:
-        """P(the first j proposals are all accepted), from chances that the draft states."""
-        found, a = [], self.truth
-        for chance in chances:
-            a *= chance
-            found.append(min(a, 1.0))
-        return found
 
     def see(self, survival: Sequence[float], paid: int, weight: float) -> None:
         """Take in a block, and how many of its proposals were worth their rows."""
@@ -78,3 +73,29 @@ class Member:
     @staticmethod
     def _beyond(values: list[float], most: int) -> list[float]:
         return [value - values[most] for value in values[most + 1 :]]
+
+
+class Survivors:
+    """By how much more or less survives than is stated, by position, of all texts: chances that
+    are a little wrong each are very wrong as products.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._hits = [0.0] * width
+        self._hoped = [0.0] * width
+
+    def corrected(self, stated: Sequence[float], truth: float) -> list[float]:
+        """Survivals as they turn out, in a text of which so much more is accepted than usual."""
+        found, factor, least = [], 1.0, 1.0
+        for a, hits, hoped in zip(stated, self._hits, self._hoped, strict=False):
+            # what is known of a position's predecessor goes for itself until more is
+            factor = (hits + _FEW * factor) / (hoped + _FEW)
+            least = min(least, a * factor * truth)
+            found.append(least)
+        return found
+
+    def learn(self, stated: Sequence[float], accepted: int) -> None:
+        """Take in how many proposals were accepted of those verified."""
+        for i, a in enumerate(stated):
+            self._hits[i] = _REMEMBER * self._hits[i] + (i < accepted)
+            self._hoped[i] = _REMEMBER * self._hoped[i] + a
