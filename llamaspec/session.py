@@ -22,6 +22,7 @@ from llamaspec.options import (
     GenerateSettings,
     Head,
     LoadOptions,
+    Schedule,
     SplitMode,
 )
 from llamaspec.requests import Requests
@@ -294,6 +295,7 @@ class Settings(TypedDict, total=False):
     exact: bool
     lookup: bool
     cost_curve: str | None
+    schedule: Schedule
 
 
 def load(
@@ -315,7 +317,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
-            split_mode, rpc, exact, lookup, cost_curve.
+            split_mode, rpc, exact, lookup, cost_curve, schedule.
 
     Raises:
         OptionError: a setting cannot be used, or an RPC server not be reached.
