@@ -29,6 +29,7 @@ from llamaspec.options import (
 from llamaspec.requests import Requests
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.sampler import Sampler
+from llamaspec.runtime.vocab import Vocab
 from llamaspec.schedule.pace import Pace
 from llamaspec.text.prompt import Prompt, PromptReader
 from llamaspec.trace import TokenLogprob
@@ -148,6 +149,18 @@ class Session:
         with self._lock:
             self._check_open()
             return self._prompts.tokenize(prompt)
+
+    @property
+    def vocab(self) -> Vocab:
+        """The target's vocabulary; usable as long as the session is open."""
+        return self._pair.model.vocab
+
+    @property
+    def template_source(self) -> str:
+        """The target's chat template as text, empty where it has none."""
+        with self._lock:
+            self._check_open()
+            return self._prompts.template.source if self.has_chat_template else ""
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
