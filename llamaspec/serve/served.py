@@ -56,6 +56,14 @@ class Served:
             return self.session.tokenize(prompt)
         return await asyncio.to_thread(self.session.tokenize, prompt)
 
+    async def tokenize_text(self, text: str, add_special: bool) -> list[int]:
+        """Token ids of text, with what the model wants around a prompt or without. Raises OptionError."""
+
+        def work() -> list[int]:
+            return self.session.vocab.tokenize(text, add_special=add_special).tolist()
+
+        return work() if len(text) < _AT_ONCE else await asyncio.to_thread(work)
+
     async def fitting(self, prompt: Prompt) -> IntArray:
         """Token ids [n] of a prompt that leaves room for a text. Raises ApiError, OptionError."""
         param = "messages" if isinstance(prompt, Chat) else "prompt"
