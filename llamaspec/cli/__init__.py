@@ -12,6 +12,7 @@ from llamaspec.cli.guard import accept_any_text
 from llamaspec.cli.inspect import inspect
 from llamaspec.cli.quantize import quantize
 from llamaspec.cli.run import run
+from llamaspec.cli.serve import serve
 from llamaspec.cli.verify import verify
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(serve)
 app.command()(inspect)
 app.command()(convert)
 app.command("convert-target")(convert_target)

@@ -151,7 +151,7 @@ class _Others:
 
     async def page(self, _: Request) -> Response:
         """GET /."""
-        return HTMLResponse(page.text(), headers=page.HEADERS)
+        return HTMLResponse(page.text(), headers=page.headers())
 
     def _model(self) -> ModelReply:
         served = self._served
