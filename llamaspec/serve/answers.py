@@ -85,13 +85,12 @@ class Answers:
         count = len(asked.prompts) * asked.n
         if count > MAX_CHOICES:
             raise ApiError(
-                400, f"{len(asked.prompts)} prompts x n {asked.n} are more than {MAX_CHOICES} texts",
+                400,
+                f"{len(asked.prompts)} prompts x n {asked.n} are more than {MAX_CHOICES} texts",
                 param="n",
             )
         prompts = [await self._served.fitting(prompt) for prompt in asked.prompts]
-        return [
-            (prompts[index // asked.n], asked.options(index)) for index in range(count)
-        ]
+        return [(prompts[index // asked.n], asked.options(index)) for index in range(count)]
 
     async def _events(
         self, streams: Streams, first: Event | None, asked: Asked, wording: Wording
@@ -130,9 +129,7 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[bytes], streams: Streams, metrics: Metrics
-    ) -> None:
+    def __init__(self, events: AsyncIterator[bytes], streams: Streams, metrics: Metrics) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events

@@ -1,5 +1,6 @@
 """The Starlette application of a session."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -139,7 +140,9 @@ class _Others:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+        # the counters are the engine's, and waited for between its steps
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json."""

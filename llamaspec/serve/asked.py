@@ -43,7 +43,9 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request in the engine's words. prompts: each is completed n times. settings: but the seed."""
+    """A request in the engine's words. prompts: each is completed n times. settings: all but the
+    seed.
+    """
 
     chat: bool
     prompts: tuple[Prompt, ...]
@@ -74,9 +76,7 @@ def ask_completion(request: CompletionRequest, temperature: float, n_ctx: int) -
     return Asked(chat=False, prompts=tuple(prompts), settings=settings, **_shape(request))
 
 
-def ask_chat(
-    request: ChatRequest, temperature: float, n_ctx: int, style: Style | None
-) -> Asked:
+def ask_chat(request: ChatRequest, temperature: float, n_ctx: int, style: Style | None) -> Asked:
     """style: how the model calls functions, None where its template does not read tools. Raises
     ApiError for fields that do not go together.
     """
@@ -91,9 +91,7 @@ def ask_chat(
     tools = _tools(request, settings, style)
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if tools else None
     chat = Chat(plain_messages(request.messages), shown, request.chat_template_kwargs)
-    return Asked(
-        chat=True, prompts=(chat,), settings=settings, tools=tools, **_shape(request)
-    )
+    return Asked(chat=True, prompts=(chat,), settings=settings, tools=tools, **_shape(request))
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -177,14 +175,13 @@ def _set_format(settings: GenerateSettings, wanted: ResponseFormat) -> None:
     settings["json_schema"] = {"type": "object"} if schema is None else schema
 
 
-def _tools(
-    request: ChatRequest, settings: GenerateSettings, style: Style | None
-) -> Tools | None:
+def _tools(request: ChatRequest, settings: GenerateSettings, style: Style | None) -> Tools | None:
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice asks for a call and there are no tools",
-                           param="tool_choice")
+            raise ApiError(
+                400, "tool_choice asks for a call and there are no tools", param="tool_choice"
+            )
         return None
     functions = {tool.function.name: tool.function.parameters for tool in request.tools}
     check_names([tool.function.name for tool in request.tools])
@@ -215,7 +212,8 @@ def _tools(
             name = choice.function.name
             if name not in functions:
                 raise ApiError(
-                    400, f"tool_choice names {name!r}, which is none of the tools",
+                    400,
+                    f"tool_choice names {name!r}, which is none of the tools",
                     param="tool_choice",
                 )
             functions = {name: functions[name]}

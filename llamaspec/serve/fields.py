@@ -44,10 +44,13 @@ class Decoding(Fields):
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-100, le=100)] | None = None
-    logit_bias: dict[
-        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")],
-        Annotated[Finite, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
-    ] | None = None
+    logit_bias: (
+        dict[
+            Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")],
+            Annotated[Finite, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
+        ]
+        | None
+    ) = None
     user: str | None = Field(None, description="Of no effect on the text.")
 
     top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = None

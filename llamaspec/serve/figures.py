@@ -19,9 +19,7 @@ def usage_of(done: Sequence[Completion], prompts: int) -> Usage:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(one.stats.cached_tokens for one in firsts)
-        },
+        "prompt_tokens_details": {"cached_tokens": sum(one.stats.cached_tokens for one in firsts)},
     }
 
 

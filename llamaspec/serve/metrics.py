@@ -51,9 +51,7 @@ class _Totals(Collector):
             "llamaspec_accept_rate", "Accepted of verified proposals, since the start.", value=rate
         )
         tau = 1 + counters.accepted / counters.rounds if counters.rounds else 0.0
-        yield GaugeMetricFamily(
-            "llamaspec_tau", "Tokens a round, since the start.", value=tau
-        )
+        yield GaugeMetricFamily("llamaspec_tau", "Tokens a round, since the start.", value=tau)
         used = counters.cells_used / counters.cells_total if counters.cells_total else 0.0
         yield GaugeMetricFamily(
             "llamaspec_kv_usage", "Part of the KV cache in use, 0 to 1.", value=used

@@ -45,7 +45,8 @@ def document(*, key: bool) -> dict[str, Any]:
         }
         if body is not None:
             found["requestBody"] = {
-                "required": True, "content": {_JSON: {"schema": schemas.of(body)}}
+                "required": True,
+                "content": {_JSON: {"schema": schemas.of(body)}},
             }
         if key and name == "/health":
             found["security"] = []
@@ -59,16 +60,25 @@ def document(*, key: bool) -> dict[str, Any]:
     chat, completions = fields.ChatRequest, fields.CompletionRequest
     path("/v1/chat/completions", "post", "Answer a chat.", reply(replies.ChatReply) | events, chat)
     path(
-        "/v1/completions", "post", "Complete prompts.", reply(replies.TextReply) | events,
+        "/v1/completions",
+        "post",
+        "Complete prompts.",
+        reply(replies.TextReply) | events,
         completions,
     )
     path("/v1/models", "get", "The served model.", reply(replies.ModelsReply))
     path(
-        "/tokenize", "post", "Text or messages to token ids.", reply(replies.TokenizeReply),
+        "/tokenize",
+        "post",
+        "Text or messages to token ids.",
+        reply(replies.TokenizeReply),
         fields.TokenizeRequest,
     )
     path(
-        "/detokenize", "post", "Token ids to text.", reply(replies.DetokenizeReply),
+        "/detokenize",
+        "post",
+        "Token ids to text.",
+        reply(replies.DetokenizeReply),
         fields.DetokenizeRequest,
     )
     path("/health", "get", "Whether the server answers.", reply(replies.HealthReply))

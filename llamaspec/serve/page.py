@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 
 _FILE = Path(__file__).with_name("page.html")
-_NONE = "<!doctype html><title>llamaspec</title><p>llamaspec serves its API here; see /openapi.json."
+_NONE = (
+    "<!doctype html><title>llamaspec</title><p>llamaspec serves its API here; see /openapi.json."
+)
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 

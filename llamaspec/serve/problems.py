@@ -42,9 +42,7 @@ class ApiError(Exception):
         # half a character of a request must not keep the reply from being written
         message = self.message.encode("utf-8", "replace").decode()
         param = self.param and self.param.encode("utf-8", "replace").decode()
-        return {
-            "error": {"message": message, "type": self.kind, "param": param, "code": self.code}
-        }
+        return {"error": {"message": message, "type": self.kind, "param": param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -60,7 +58,8 @@ def context_length(n_ctx: int, tokens: int, param: str) -> ApiError:
     return ApiError(
         400,
         f"This model's maximum context length is {n_ctx} tokens. However, your {what} resulted in "
-        f"{tokens} tokens, and at least one must stay free. Please reduce the length of the {what}.",
+        f"{tokens} tokens, and one at least must stay free. Please reduce the length of the "
+        f"{what}.",
         code="context_length_exceeded",
         param=param,
     )
@@ -86,7 +85,9 @@ def problem_of(error: Exception) -> ApiError:
         return ApiError(503, "the server is shutting down", kind="server_error", code="closing")
     if isinstance(error, TimeoutError):
         return ApiError(
-            503, "the request took longer than the server allows", kind="server_error",
+            503,
+            "the request took longer than the server allows",
+            kind="server_error",
             code="timeout",
         )
     kind = text if isinstance(error, LlamaSpecError) else type(error).__name__

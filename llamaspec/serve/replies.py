@@ -1,8 +1,8 @@
 """What replies say. The types are checked here and describe the replies in the OpenAPI document."""
 
-from typing import Literal
+from typing import Literal, NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -42,7 +42,8 @@ class Timings(TypedDict):
 
 class Extra(TypedDict):
     """llamaspec's own. token_ids, accepted: of a piece of a stream. accept_by_position: how often a
-    proposal was accepted, by its place, of the rounds that verified one there. queue_ms: waiting."""
+    proposal was accepted, by its place, of the rounds that verified one there. queue_ms: waiting.
+    """
 
     token_ids: NotRequired[list[int]]
     accepted: NotRequired[int]

@@ -57,10 +57,13 @@ class Served:
         return await asyncio.to_thread(self.session.tokenize, prompt)
 
     async def tokenize_text(self, text: str, add_special: bool) -> list[int]:
-        """Token ids of text, with what the model wants around a prompt or without. Raises OptionError."""
+        """Token ids of text, with what the model wants around a prompt or without. Raises
+        OptionError.
+        """
 
         def work() -> list[int]:
-            return self.session.vocab.tokenize(text, add_special=add_special).tolist()
+            ids = self.session.vocab.tokenize(text, add_special=add_special)
+            return [int(token) for token in ids]
 
         return work() if len(text) < _AT_ONCE else await asyncio.to_thread(work)
 

@@ -17,12 +17,12 @@ MAX_CHOICES = 128
 class ServeSettings:
     """How to serve.
 
-    host, port: where to listen; port 0 takes a free one. api_key: what callers must show, everywhere
-    but on /health; None for nothing. name: of the model in replies, None for its file's.
+    host, port: where to listen; port 0 takes a free one. api_key: what callers must show,
+    everywhere but on /health; None for nothing. name: of the model in replies, None for its file's.
     temperature: of requests that name none. max_body: bytes of a request's body. timeout_s: most
-    seconds of a request; a text that takes longer ends there. grace_s: what requests under way get to
-    finish when the server is told to stop. keep_alive_s: silence in a stream after which a comment is
-    sent. origins: of pages elsewhere that browsers may let in, none by default.
+    seconds of a request; a text that takes longer ends there. grace_s: what requests under way get
+    to finish when the server is told to stop. keep_alive_s: silence in a stream after which a
+    comment is sent. origins: of pages elsewhere that browsers may let in, none by default.
     """
 
     host: str = "127.0.0.1"
@@ -54,8 +54,10 @@ class ServeSettings:
             if not (math.isfinite(seconds) and seconds > 0):
                 raise OptionError(f"{name} is {seconds}; it must be seconds above 0")
         if "*" in self.origins:
-            raise OptionError("an origin of * lets every page in; name the origins, such as "
-                              "https://chat.example.org")
+            raise OptionError(
+                "an origin of * lets every page in; name the origins, such as "
+                "https://chat.example.org"
+            )
 
     @property
     def local(self) -> bool:

@@ -48,9 +48,7 @@ async def complete(served: Served, jobs: Sequence[Job]) -> list[Completion]:
         async with asyncio.timeout_at(deadline.last):
             async with _Group() as group:
                 tasks = [
-                    group.start(
-                        served.session.agenerate(ids, cancel=deadline.cancel, **options)
-                    )
+                    group.start(served.session.agenerate(ids, cancel=deadline.cancel, **options))
                     for ids, options in jobs
                 ]
                 return [await task for task in tasks]
@@ -135,7 +133,9 @@ class _Group:
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work unless the client leaves meanwhile. Raises GoneError then, with the work ended."""
+    """Do the work unless the client leaves meanwhile. Raises GoneError then, when the work has
+    ended.
+    """
     async with _Group() as group:
         task = group.start(work)
         gone = group.start(_gone(receive))

@@ -194,4 +194,6 @@ def check_names(names: Sequence[str]) -> None:
     """Raise OptionError where two functions have one name."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise OptionError(f"two tools are called {twice[0]!r}; give each function a name of its own")
+        raise OptionError(
+            f"two tools are called {twice[0]!r}; give each function a name of its own"
+        )

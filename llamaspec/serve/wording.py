@@ -41,7 +41,9 @@ class Wording:
         self._served = served
         self._asked = asked
         self._drafts = served.drafts and asked.settings.get("draft_max") != 0
-        prefix, kind = ("chatcmpl", "chat.completion") if asked.chat else ("cmpl", "text_completion")
+        prefix, kind = (
+            ("chatcmpl", "chat.completion") if asked.chat else ("cmpl", "text_completion")
+        )
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
@@ -92,7 +94,10 @@ class Wording:
         said, calls = text.finish()
         found = self._deltas(text, said, calls, None, None) if said or calls or text.waiting else []
         closing = self._deltas(
-            text, "", [], _finish(done, called=text.called > 0),
+            text,
+            "",
+            [],
+            _finish(done, called=text.called > 0),
             extra_of([done], drafts=self._drafts),
         )
         closing[-1]["timings"] = timings_of([done], drafts=self._drafts)
@@ -142,7 +147,8 @@ class Wording:
         return [found]
 
     def _chat_choice(self, index: int, done: Completion) -> ChatChoice:
-        content, calls = done.text, []
+        content = done.text
+        calls: list[Call] = []
         if (reader := self._reader()) is not None:
             said, calls = reader.push(done.text)
             rest, more = reader.finish()

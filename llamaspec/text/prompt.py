@@ -18,8 +18,8 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Chat messages with what else the model's template is to see: JSON schemas of tools that it may
-    call, and more names, such as enable_thinking.
+    """Chat messages with what else the model's template is to see: JSON schemas of tools that it
+    may call, and more names, such as enable_thinking.
     """
 
     messages: Sequence[Message]
