@@ -29,7 +29,7 @@ def timings_of(done: Sequence[Completion], *, drafts: bool) -> Timings:
     cached = sum(one.cached_tokens for one in stats)
     prompt = sum(one.prompt_tokens for one in stats) - cached
     predicted = sum(one.completion_tokens for one in stats)
-    prompt_ms = 1e3 * sum(one.time_to_first_token_s for one in stats)
+    prompt_ms = 1e3 * sum(max(0.0, s.time_to_first_token_s - s.queue_s) for s in stats)
     predicted_ms = 1e3 * sum(max(0.0, s.total_s - s.time_to_first_token_s) for s in stats)
     found: Timings = {
         "cache_n": cached,

@@ -79,8 +79,10 @@ class Wording:
         chosen = [p for p in piece.logprobs or () if p.token_id not in self._served.ends]
         text.waiting += chosen
         text.tokens += ids
-        # every round ends with a token of the target's own
-        text.accepted += max(0, len(piece.token_ids) - 1) if self._drafts else 0
+        if self._drafts and piece.token_ids:
+            # a round ends with a token of the target's own, and so does a prompt
+            own, text.fresh = 2 if text.fresh else 1, False
+            text.accepted += max(0, len(piece.token_ids) - own)
         if not said and not calls and not self._asked.tokens:
             return []
         extra: Extra | None = None
@@ -229,7 +231,7 @@ class Wording:
 @dataclass
 class Text:
     """One text of a stream. begun: its first chunk is out; waiting, tokens, accepted: what the next
-    chunk carries; length: characters so far.
+    chunk carries; length: characters so far; fresh: no token has come yet.
     """
 
     index: int
@@ -238,6 +240,7 @@ class Text:
     called: int = 0
     length: int = 0
     accepted: int = 0
+    fresh: bool = True
     tokens: list[int] = field(default_factory=list)
     waiting: list[TokenLogprob] = field(default_factory=list)
 
