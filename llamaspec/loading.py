@@ -124,11 +124,12 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter),
+            Engine(context, drafter, queue=options.queue),
             n_ctx,
             options,
         )
-        pair.engine.whole_parts = options.exact
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
         if options.exact and drafter is not None:
             _make_exact(pair)
         pair.engine.pacing = Pacing(pair.make_pace())
@@ -147,7 +148,7 @@ def _lookup(model: Model) -> LookupDrafter:
 
 def _make_exact(pair: Pair) -> None:
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
