@@ -73,6 +73,8 @@ def call_grammar(
         }
     schema = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in calls], "$defs": calls}
     text = re.sub(r"^root ::=", f"{_RULE} ::=", schema_grammar(json.dumps(schema)), flags=re.M)
+    # as models are shown calls: in one line
+    text = re.sub(r"^space ::=.*$", 'space ::= | " "', text, flags=re.M)
     if not style.begin:
         return f"root ::= {_RULE}\n{text}"
     one = f'"{style.begin}\\n" {_RULE} "\\n{style.end}"'

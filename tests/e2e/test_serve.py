@@ -458,11 +458,13 @@ def test_what_does_not_finish_is_ended() -> None:
 
 
 def test_a_pair_without_a_draft() -> None:
-    with serving("-m", demo.target_path(), "-c", "256") as server:
-        with httpx.Client(base_url=server.url, timeout=LONG_S) as client:
-            found = chat(client, max_tokens=10)
-            assert not [name for name in found["timings"] if name.startswith("draft")]
-            assert client.get("/v1/models").json()["data"][0]["meta"]["draft_max"] == 0
+    with (
+        serving("-m", demo.target_path(), "-c", "256") as server,
+        httpx.Client(base_url=server.url, timeout=LONG_S) as client,
+    ):
+        found = chat(client, max_tokens=10)
+        assert not [name for name in found["timings"] if name.startswith("draft")]
+        assert client.get("/v1/models").json()["data"][0]["meta"]["draft_max"] == 0
 
 
 def test_what_cannot_be_served() -> None:
@@ -493,26 +495,28 @@ def test_tools_of_a_template_that_reads_them(tmp_path: Path) -> None:
         for name, value in (("move", 1), ("turn", "left"))
     ]
     named = {"type": "function", "function": {"name": "turn"}}
-    with serving("-m", target, "-d", demo.draft_path(), "-c", "1024") as server:
-        with httpx.Client(base_url=server.url, timeout=LONG_S) as client:
-            found = chat(client, tools=tools, tool_choice=named, max_tokens=100)["choices"][0]
-            assert found["finish_reason"] == "tool_calls"
-            assert found["message"]["content"] is None
-            (call,) = found["message"]["tool_calls"]
-            assert call["function"]["name"] == "turn"
-            assert json.loads(call["function"]["arguments"]) == {"x": "left"}
-            chunks = events(client, tools=tools, tool_choice=named, max_tokens=100)
-            calls = [c for k in chunks for c in k["choices"][0]["delta"].get("tool_calls", [])]
-            assert [c["function"] for c in calls] == [call["function"]]
-            assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-            many = chat(client, tools=tools, tool_choice="required", max_tokens=200)["choices"][0]
-            values = {"move": {"x": 1}, "turn": {"x": "left"}}
-            for one in many["message"].get("tool_calls", []):
-                assert json.loads(one["function"]["arguments"]) == values[one["function"]["name"]]
-            # the next turn shows the call and its result to the template
-            answer = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
-            turns = [*CHATS[0], found["message"], answer]
-            assert chat(client, messages=turns, tools=tools)["usage"]["prompt_tokens"] > 100
+    with (
+        serving("-m", target, "-d", demo.draft_path(), "-c", "1024") as server,
+        httpx.Client(base_url=server.url, timeout=LONG_S) as client,
+    ):
+        found = chat(client, tools=tools, tool_choice=named, max_tokens=100)["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        assert found["message"]["content"] is None
+        (call,) = found["message"]["tool_calls"]
+        assert call["function"]["name"] == "turn"
+        assert json.loads(call["function"]["arguments"]) == {"x": "left"}
+        chunks = events(client, tools=tools, tool_choice=named, max_tokens=100)
+        calls = [c for k in chunks for c in k["choices"][0]["delta"].get("tool_calls", [])]
+        assert [c["function"] for c in calls] == [call["function"]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        many = chat(client, tools=tools, tool_choice="required", max_tokens=200)["choices"][0]
+        values = {"move": {"x": 1}, "turn": {"x": "left"}}
+        for one in many["message"].get("tool_calls", []):
+            assert json.loads(one["function"]["arguments"]) == values[one["function"]["name"]]
+        # the next turn shows the call and its result to the template
+        answer = {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+        turns = [*CHATS[0], found["message"], answer]
+        assert chat(client, messages=turns, tools=tools)["usage"]["prompt_tokens"] > 100
 
 
 def test_the_ready_line_is_read_as_it_is_written() -> None:
