@@ -3,7 +3,7 @@ said in one line.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,8 +19,9 @@ from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.measuring import Measured
 from llamaspec.options import LoadOptions
 from llamaspec.planning import Drafting, Planned, draft_side, plan_sizes, target_shape
-from llamaspec.runtime import backend
+from llamaspec.runtime import backend, remote
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.backend import Device
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -32,8 +33,7 @@ from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.forecast import Forecast, Plan
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
-from llamaspec.runtime.placement import Placement, check_placement, place
-from llamaspec.schedule.pace import Pace
+from llamaspec.runtime.placement import Placement, check_placement, place, place_draft
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -70,9 +70,15 @@ class Pair:
     def _measured(self) -> Measured:
         return Measured(self.target_file, self.draft_file, self.context, self.drafter, self.options)
 
-    def make_pace(self) -> Pace | None:
-        """Measure what passes cost, unless a file says it; remembered, also on disk."""
-        return self._measured().pace()
+    def make_pacing(self) -> Pacing:
+        """Who chooses widths, as the options say. Measures what passes cost, unless a file says
+        it; remembered, also on disk.
+        """
+        schedule, measured = self.options.schedule, self._measured()
+        if schedule != "auto":
+            return Pacing(threshold=None if isinstance(schedule, str) else schedule)
+        pace = measured.pace()
+        return Pacing(pace, None if pace is None else measured.crowd(pace))
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
@@ -126,7 +132,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         pair.engine.prompts.part = options.batch
         if options.exact and pair.drafter is not None:
             _make_exact(pair)
-        pair.engine.pacing = Pacing(pair.make_pace())
+        pair.engine.pacing = pair.make_pacing()
     except BaseException:
         if draft_model is not None:
             draft_model.close()
@@ -143,7 +149,8 @@ def _ready(target: Path, draft: DraftSource, options: LoadOptions, *, check: boo
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
         layout = _layout(draft_file, options)
-    places = _placements(options, draft_file)
+    there = [*remote.connect(options.servers), *backend.devices()]
+    places = _placements(options, draft_file, there)
     with Plan.open(target_file, places[0], draft_file, places[1]) as plan:
         looked = _lookup(plan.target) if draft == LOOKUP or (layout and options.lookup) else None
         drafting = Drafting(
@@ -151,7 +158,7 @@ def _ready(target: Path, draft: DraftSource, options: LoadOptions, *, check: boo
             draft_file.draft if draft_file else None,
             layout,
         )
-        planned = plan_sizes(plan, drafting, options, check=check)
+        planned = plan_sizes(plan, drafting, options, there if check or options.fit else None)
     logger.info("memory: %s", planned.forecast)
     return _Ready(target_file, draft_file, places, drafting, looked, planned)
 
@@ -197,14 +204,15 @@ def _make_exact(pair: Pair) -> None:
 
 
 def _placements(
-    options: LoadOptions, draft_file: FileDescription | None
+    options: LoadOptions, draft_file: FileDescription | None, there: list[Device]
 ) -> tuple[Placement, Placement]:
-    there = backend.devices()
     target = place(options.device, options.n_gpu_layers, options.split_mode, there)
-    draft = place(options.device_draft, options.n_gpu_layers_draft, "layer", there)
-    # a draft without a wish goes where its target is
-    if options.device_draft is None and target.devices and not draft.on_cpu:
-        draft = replace(draft, devices=target.devices)
+    if options.servers and not target.servers:
+        raise OptionError(
+            f"device {options.device!r} names none of the RPC servers' "
+            f"({', '.join(device.name for device in there if device.is_remote)}); leave it out"
+        )
+    draft = place_draft(options.device_draft, options.n_gpu_layers_draft, target, there)
     if draft_file is not None:
         described = _described(draft_file)
         check_placement(target, draft, described.own_embedding and described.own_head, there)

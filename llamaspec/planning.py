@@ -1,14 +1,14 @@
 """Sizes of contexts, from options to llama.cpp's parameters, and whether the machine has room."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from llamaspec.draft.block import BlockLayout
 from llamaspec.errors import OptionError
 from llamaspec.options import DEFAULT_CONTEXT, MAX_INT, LoadOptions
-from llamaspec.runtime import backend
+from llamaspec.runtime.backend import Device
 from llamaspec.runtime.context import ContextShape
 from llamaspec.runtime.description import DraftDescription
 from llamaspec.runtime.forecast import HOST, DraftSide, Forecast, Part, Plan
@@ -85,22 +85,22 @@ def draft_side(
 
 
 def plan_sizes(
-    plan: Plan, drafting: Drafting, options: LoadOptions, *, check: bool = True
+    plan: Plan, drafting: Drafting, options: LoadOptions, devices: Sequence[Device] | None
 ) -> Planned:
-    """Plan the pair, with `fit` as large as there is room for, up to what the options say; check:
-    refuse what there is no room for.
+    """Plan the pair, with `fit` as large as there is room for, up to what the options say.
+
+    devices: whose free memory it has to fit; None to refuse nothing.
 
     Raises:
         OptionError: there is no room, or no context is stated anywhere.
         LlamaSpecError: llama.cpp cannot make such contexts.
     """
-    there = {device.name: device.free_bytes for device in backend.devices() if device.total_bytes}
+    there = {device.name: device.free_bytes for device in devices or () if device.total_bytes}
     if options.fit:
         return _fitted(plan, drafting, options, there)
     n_ctx = _stated(plan, options.context or min(plan.target.n_ctx_train, DEFAULT_CONTEXT))
     found = Planned(options, n_ctx, _forecast(plan, drafting, options, n_ctx))
-    if check:
-        _check(found, there)
+    _check(found, there)
     if n_ctx > plan.target.n_ctx_train:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",

@@ -6,11 +6,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import fields
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-from llamaspec import demo, hub
+from llamaspec import demo, models
 from llamaspec.batches import run_batch
 from llamaspec.completion import Cancel, Completion, Piece, Run, Spent
 from llamaspec.engine.replay import plain_gap
@@ -23,12 +22,14 @@ from llamaspec.options import (
     GenerateSettings,
     Head,
     LoadOptions,
+    Schedule,
     SplitMode,
 )
 from llamaspec.requests import Requests
 from llamaspec.running import Counters, Running
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.forecast import Forecast
+from llamaspec.runtime.vocab import Vocab
 from llamaspec.schedule.pace import Pace
 from llamaspec.streams import AsyncStream, Driver
 from llamaspec.text.prompt import Prompt, PromptReader
@@ -57,11 +58,6 @@ class Session:
     def n_ctx(self) -> int:
         """Positions that prompt and completion of one sequence may use together."""
         return self._pair.n_ctx
-
-    @property
-    def max_sequences(self) -> int:
-        """How many sequences there is room for at once."""
-        return self._pair.options.max_sequences
 
     @property
     def forecast(self) -> Forecast:
@@ -127,9 +123,10 @@ class Session:
         Raises:
             OptionError: an argument out of range, or a grammar or schema that cannot be used.
             QueueFullError: too many wait for a place already.
-            ContextFullError: the prompt does not fit. SamplingError: grammar or logit_bias leave
-            no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
-            closed.
+            ContextFullError: the prompt does not fit.
+            SamplingError: grammar or logit_bias leave no token to go on with.
+            DecodeError: llama.cpp failed, or an RPC server was lost.
+            ClosedError: the session is closed.
         """
         return self._generate(self._prepare(prompt, GenerateOptions.of(options), cancel))
 
@@ -192,6 +189,30 @@ class Session:
         with self._running.reading:
             self._running.check_open()
             return self._prompts.tokenize(prompt)
+
+    @property
+    def max_sequences(self) -> int:
+        """Texts that are decoded at once."""
+        return self._pair.options.max_sequences
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """The target's file without its ending, and the draft's; None without a draft's file."""
+        pair = self._pair
+        draft = None if pair.draft_file is None else pair.draft_file.path.stem
+        return pair.target_file.path.stem, draft
+
+    @property
+    def vocab(self) -> Vocab:
+        """The target's vocabulary; usable as long as the session is open."""
+        return self._pair.model.vocab
+
+    @property
+    def template_source(self) -> str:
+        """The target's chat template as text, empty where it has none."""
+        with self._running.reading:
+            self._running.check_open()
+            return self._prompts.template.source if self.has_chat_template else ""
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
@@ -295,9 +316,11 @@ class Settings(TypedDict, total=False):
     device: str | None
     device_draft: str | None
     split_mode: SplitMode
+    rpc: str | None
     exact: bool
     lookup: bool
     cost_curve: str | None
+    schedule: Schedule
     fit: bool
 
 
@@ -311,17 +334,21 @@ def load(
     """Load a target and its draft.
 
     Args:
-        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
-            bundled pair.
-        draft: the target's DSpark or DFlash draft, likewise; "lookup" to search prompt and output
-            instead, without a model; None for plain decoding.
+        model: a GGUF file; or owner/repo:Q4_K_M of the Hub, or hf://owner/repo/file.gguf, which are
+            downloaded. None, with no draft either: the bundled pair.
+        draft: the target's DSpark or DFlash draft, likewise, or its checkpoint (a folder or a
+            repository), which is converted once; "auto" for one that lies beside the target or is
+            known for it; "lookup" to search prompt and output instead, without a model; None for
+            plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
-            split_mode, exact, lookup, cost_curve, fit.
+            split_mode, rpc, exact, lookup, cost_curve, schedule, fit.
 
     Raises:
-        OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
+        OptionError: a setting cannot be used, or an RPC server not be reached.
+        ModelLoadError: a file is missing, damaged or of another kind.
+        IncompatibleDraftError: the two do not fit; both values are named.
     """
     if options is not None and settings:
         raise OptionError("give either options or single settings, not both")
@@ -330,17 +357,20 @@ def load(
         if draft is not None:
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
-    target_path = _resolve("model", model)
+    _check_name("model", model)
+    target = models.find_target(model)
     draft_path: DraftSource = None
     if draft is not None:
-        draft_path = LOOKUP if draft == LOOKUP else _resolve("draft", draft)
-    return Session(load_pair(target_path, draft_path, chosen))
+        _check_name("draft", draft)
+        draft_path = LOOKUP if draft == LOOKUP else models.find_draft(draft, target)
+    return Session(load_pair(target.path, draft_path, chosen))
 
 
-def _resolve(name: str, reference: str | PathLike[str]) -> Path:
+def _check_name(name: str, reference: str | PathLike[str]) -> None:
     if not isinstance(reference, str | PathLike) or not str(reference):
-        raise OptionError(f"{name} is {reference!r}; give the path of a GGUF or an hf:// reference")
-    return hub.resolve(reference)
+        raise OptionError(
+            f"{name} is {reference!r}; give the path of a GGUF or the name of a repository"
+        )
 
 
 def _load_options(settings: Settings) -> LoadOptions:

@@ -17,6 +17,8 @@ _ready = False
 class Device:
     """One device that llama.cpp can compute on; memory in bytes, as the backend reports it, for the
     CPU as the system does.
+
+    kind: cpu, gpu, igpu, accelerator, remote (of an RPC server, whose address is the description).
     """
 
     name: str
@@ -28,6 +30,10 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         return self.kind in ("gpu", "igpu")
+
+    @property
+    def is_remote(self) -> bool:
+        return self.kind == "remote"
 
 
 def initialise() -> None:
