@@ -28,20 +28,21 @@ def resident() -> int:
 
 
 def fill(session: Session, tokens: int) -> None:
-    """Every sequence full, by prompts of their own and blocks of every width."""
+    """Every sequence full once, and blocks of every width."""
     draw = np.random.default_rng(1)
-    size = session.n_ctx - tokens
+    widest = session.draft_limit
 
-    def stream(width: int | None) -> Iterator[object]:
-        # ids that every vocabulary here has; what comes after is not stopped by an end
+    def stream(size: int, length: int, width: int) -> Iterator[object]:
+        # ids that every vocabulary here has
         prompt = draw.integers(10, 500, size).tolist()
-        return session.stream(prompt, max_tokens=tokens, draft_max=width, cache_prompt=False)
+        return session.stream(prompt, max_tokens=length, draft_max=width, cache_prompt=False)
 
-    many = session.max_sequences
-    widths = [*range(1, session.draft_limit + 1), session.draft_limit][::-1]
-    for first in range(0, max(many, len(widths)), many):
-        chosen = [widths[(first + i) % len(widths)] for i in range(many)]
-        list(itertools.zip_longest(*(stream(width) for width in chosen)))
+    long = session.n_ctx - tokens
+    list(
+        itertools.zip_longest(*(stream(long, tokens, widest) for _ in range(session.max_sequences)))
+    )
+    for width in range(1, widest):
+        list(stream(40, 24, width))
 
 
 def by_part(session: Session) -> dict[str, int]:

@@ -38,12 +38,12 @@ GIB = 2**30
 BUNDLED = demo.target_path(), demo.draft_path()
 
 SETTINGS: dict[str, tuple[dict[str, Any], int]] = {
-    "one": ({"context": 512}, 300),
-    "long": ({"context": 4096}, 200),
-    "several": ({"context": 512, "max_sequences": 8}, 100),
-    "f32-cache": ({"context": 2048, "cache_type": "f32", "flash_attention": "off"}, 60),
-    "wide-batch": ({"context": 4096, "batch": 4096}, 20),
-    "python-head": ({"context": 512, "head": "python", "max_sequences": 2}, 40),
+    "one": ({"context": 512}, 100),
+    "long": ({"context": 4096}, 40),
+    "several": ({"context": 512, "max_sequences": 8}, 24),
+    "f32-cache": ({"context": 1024, "cache_type": "f32", "flash_attention": "off"}, 40),
+    "wide-batch": ({"context": 2048, "batch": 2048}, 20),
+    "python-head": ({"context": 256, "head": "python", "max_sequences": 2}, 24),
 }
 """Settings, and how many of a sequence's positions are generated; the rest is prompt."""
 
