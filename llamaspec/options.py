@@ -159,11 +159,6 @@ class LoadOptions:
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
-        if self.exact and self.max_sequences > 1:
-            raise OptionError(
-                f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "
-                "several share a KV cache, whose order changes how sums round; choose one of them"
-            )
 
     @property
     def n_threads(self) -> int:
