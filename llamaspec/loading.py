@@ -124,11 +124,12 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter),
+            Engine(context, drafter, queue=options.queue),
             n_ctx,
             options,
         )
-        pair.engine.whole_parts = options.exact
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
         if options.exact and (drafter is not None or options.max_sequences > 1):
             _make_exact(pair)
         pair.engine.pacing = Pacing(pair.make_pace())
@@ -153,7 +154,7 @@ def _make_exact(pair: Pair) -> None:
             "recurrent state, where every sequence has a KV cache of its own; choose one of them"
         )
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(

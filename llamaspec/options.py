@@ -20,6 +20,7 @@ Acceptance = Literal["match", "residual", "block"]
 DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
 DEFAULT_MAX_TOKENS = 256
+DEFAULT_QUEUE = 256
 ALL_LAYERS = -1
 MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
@@ -106,8 +107,8 @@ class LoadOptions:
     most 4096.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many at
-    once.
+    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many
+    texts at once. queue: how many more may wait for a place.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
     exact: what plain decoding gives, token for token, at whatever cost.
@@ -126,6 +127,7 @@ class LoadOptions:
     cache_type: CacheType = "f16"
     head: Head = "graph"
     max_sequences: int = 1
+    queue: int = DEFAULT_QUEUE
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
@@ -139,6 +141,7 @@ class LoadOptions:
         _whole("n_gpu_layers_draft", self.n_gpu_layers_draft, -MAX_INT, MAX_INT)
         _whole("threads", self.threads, 0)
         _whole("batch", self.batch, 32, MAX_BATCH)
+        _whole("queue", self.queue, 0, MAX_INT)
         _whole("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
         if self.max_sequences * self.context > MAX_INT:
             raise OptionError(
@@ -177,6 +180,7 @@ class GenerateSettings(TypedDict, total=False):
     accept: Acceptance
     logprobs: int | None
     cache_prompt: bool
+    priority: int
     top_k: int
     top_p: float
     min_p: float
@@ -212,6 +216,7 @@ class GenerateOptions:
     follows here.
     cache_prompt: do not compute again what the caches still hold of an earlier prompt and its
     completion that begin alike; False to start cold, for instance to measure.
+    priority: the higher goes first where requests wait for a place, but none waits for ever.
 
     top_k: the likeliest k only, 0 for all. top_p: the likeliest that make up p. min_p: what has at
     least p of the likeliest one's probability. typical_p: locally typical ones that make up p.
@@ -233,6 +238,7 @@ class GenerateOptions:
     accept: Acceptance = "match"
     logprobs: int | None = None
     cache_prompt: bool = True
+    priority: int = 0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -276,6 +282,7 @@ class GenerateOptions:
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _truth("cache_prompt", self.cache_prompt)
+        _whole("priority", self.priority, -MAX_INT, MAX_INT)
         # logits divided by a denormal number are infinite
         if self.temperature != 0 or isinstance(self.temperature, bool):
             _real("temperature", self.temperature, 1e-6, 100, "be 0 or ")

@@ -242,7 +242,7 @@ def test_in_exact_mode_a_next_turn_gives_the_logits_of_plain_cold_decoding(
 
 def test_reuse_of_more_than_whole_parts_would_not_be_exact(q4: Path) -> None:
     with load(q4, demo.draft_path(), threads=1, context=512, exact=True) as session:
-        session._pair.engine.whole_parts = False
+        session._pair.engine.prompts.exact = False
         chat = [said("user", PROMPTS[0][1])]
         first = session.generate(chat, max_tokens=40)
         chat += [said("assistant", first.text), said("user", NEXT)]

@@ -538,7 +538,7 @@ def test_closing_waits_for_a_native_call_of_another_thread(
         if not closer.ident:
             closer.start()
             closer.join(0.3)
-            closed.append(session._closed)
+            closed.append(session._running.closed)
         return method(self, *arguments, **settings)
 
     monkeypatch.setattr(kind, name, slow)

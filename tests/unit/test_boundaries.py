@@ -13,6 +13,8 @@ FLOORS = [
     {"cli", "serve"},
     {"checking", "calibrating"},
     {"session"},
+    {"batches", "streams"},
+    {"running"},
     {"completion", "requests"},
     {"loading", "hub", "demo"},
     {"measuring"},
@@ -23,7 +25,7 @@ FLOORS = [
     {"_native"},
     {"options"},
     {"constraint"},
-    {"errors", "_version"},
+    {"errors", "turnstile", "_version"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 # rooms beside the house, in folders of their own, and what they may import
