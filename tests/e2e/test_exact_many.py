@@ -10,6 +10,7 @@ from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion
 from llamaspec.errors import OptionError
+from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.quantize import quantize
 from llamaspec.session import Session, load
 
@@ -23,9 +24,9 @@ def streamed(
     session: Session, prompt: str, seed: int, found: dict[str, Completion]
 ) -> Iterator[None]:
     """A text piece by piece, greedy or drawn."""
-    options = {"temperature": 0.9, "seed": seed} if seed % 2 else {}
     message = [{"role": "user", "content": prompt}]
-    for _ in session.stream(message, max_tokens=TOKENS, **options):
+    heat = 0.9 if seed % 2 else 0.0
+    for _ in session.stream(message, max_tokens=TOKENS, temperature=heat, seed=seed):
         yield
     assert session.last is not None
     found[prompt] = session.last
@@ -56,8 +57,6 @@ def test_texts_are_what_they_are_alone(kind: str, drafting: bool, tmp_path: Path
 
 
 def test_what_is_not_computed_alike_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llamaspec.runtime.context import TargetContext
-
     monkeypatch.setattr(TargetContext, "compute_rows_alike", lambda self: None)
     with pytest.raises(OptionError, match="exact and max_sequences 12 go together"):
         load(threads=1, context=256, exact=True, max_sequences=12).close()

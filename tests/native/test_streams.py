@@ -247,7 +247,9 @@ def inject(
     context: DraftContext, found: DraftDescription, parts: list[tuple[int, int, int]]
 ) -> None:
     """Features of several sequences in one decode: text, first position and rows of each."""
-    rows, positions, seqs = [], [], []
+    rows: list[FloatArray] = []
+    positions: list[int] = []
+    seqs: list[int] = []
     for seq, start, count in parts:
         rows.append(random_features(found, seq, start + count)[start:])
         positions += range(start, start + count)
