@@ -33,7 +33,8 @@ _open = build_opener(ProxyHandler({})).open
 class Tools:
     """llama.cpp's tools in a folder, with the files and settings that all arms share.
 
-    kinds: llama.cpp's name of each draft's kind, by its path. n_ctx: positions of the context.
+    kinds: llama.cpp's name of each draft's kind, by its path. n_ctx: positions of the context of
+    each of `slots` sequences.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Tools:
     options: LoadOptions
     n_ctx: int
     kinds: dict[Path, str]
+    slots: int = 1
 
     def command(self, tool: str, draft: Path | None, width: int) -> tuple[str, ...]:
         """A tool's command line. Raises OptionError where it is not there."""
@@ -52,7 +54,8 @@ class Tools:
             )
         options = self.options
         threads, cache = str(options.n_threads), options.cache_type
-        words = [str(path), "-m", str(self.target), "-c", str(self.n_ctx)]
+        words = [str(path), "-m", str(self.target)]
+        words += ["-c", str(self.slots * self.n_ctx)]
         words += ["-t", threads, "-tb", threads, "-fa", options.flash_attention]
         words += ["-ctk", cache, "-ctv", cache]
         words += ["-b", str(options.batch), "-ub", str(options.batch)]
@@ -154,7 +157,8 @@ def server(
     """A llama-server for an arm, ready; it ends with the block. Raises LlamaSpecError where it
     does not start.
     """
-    words = [*tools.command("llama-server", draft, width), "-np", "1", "--cache-ram", "0"]
+    words = [*tools.command("llama-server", draft, width), "--cache-ram", "0"]
+    words += ["-np", str(tools.slots)]
     if rates is not None and draft is not None:
         words += ["--spec-synth-rates", as_llama_cpp(for_width(rates, width, arm.name))]
     with socket.socket() as free:

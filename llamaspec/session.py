@@ -6,11 +6,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import fields
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict, Unpack
 
-from llamaspec import demo, hub
+from llamaspec import demo, models
 from llamaspec.batches import run_batch
 from llamaspec.completion import Cancel, Completion, Piece, Run, Spent
 from llamaspec.engine.replay import plain_gap
@@ -28,6 +27,7 @@ from llamaspec.options import (
 from llamaspec.requests import Requests
 from llamaspec.running import Counters, Running
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.vocab import Vocab
 from llamaspec.schedule.pace import Pace
 from llamaspec.streams import AsyncStream, Driver
 from llamaspec.text.prompt import Prompt, PromptReader
@@ -182,6 +182,11 @@ class Session:
             self._running.check_open()
             return self._prompts.tokenize(prompt)
 
+    @property
+    def vocab(self) -> Vocab:
+        """The target's vocabulary; usable as long as the session is open."""
+        return self._pair.model.vocab
+
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
         the token after `tokens`.
@@ -299,10 +304,12 @@ def load(
     """Load a target and its draft.
 
     Args:
-        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
-            bundled pair.
-        draft: the target's DSpark or DFlash draft, likewise; "lookup" to search prompt and output
-            instead, without a model; None for plain decoding.
+        model: a GGUF file; or owner/repo:Q4_K_M of the Hub, or hf://owner/repo/file.gguf, which are
+            downloaded. None, with no draft either: the bundled pair.
+        draft: the target's DSpark or DFlash draft, likewise, or its checkpoint (a folder or a
+            repository), which is converted once; "auto" for one that lies beside the target or is
+            known for it; "lookup" to search prompt and output instead, without a model; None for
+            plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
@@ -318,17 +325,20 @@ def load(
         if draft is not None:
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
-    target_path = _resolve("model", model)
+    _check_name("model", model)
+    target = models.find_target(model)
     draft_path: DraftSource = None
     if draft is not None:
-        draft_path = LOOKUP if draft == LOOKUP else _resolve("draft", draft)
-    return Session(load_pair(target_path, draft_path, chosen))
+        _check_name("draft", draft)
+        draft_path = LOOKUP if draft == LOOKUP else models.find_draft(draft, target)
+    return Session(load_pair(target.path, draft_path, chosen))
 
 
-def _resolve(name: str, reference: str | PathLike[str]) -> Path:
+def _check_name(name: str, reference: str | PathLike[str]) -> None:
     if not isinstance(reference, str | PathLike) or not str(reference):
-        raise OptionError(f"{name} is {reference!r}; give the path of a GGUF or an hf:// reference")
-    return hub.resolve(reference)
+        raise OptionError(
+            f"{name} is {reference!r}; give the path of a GGUF or the name of a repository"
+        )
 
 
 def _load_options(settings: Settings) -> LoadOptions:

@@ -152,6 +152,8 @@ class Driver:
                 failures = 0 if self._step(last=failures > 0) else failures + 1
                 told = self._take()
             _wake(told)
+            # only who reads a stream may keep it alive
+            del told
         streams = [stream for ref in self._streams.values() if (stream := ref()) is not None]
         for stream in streams:
             stream.end(ClosedError("the session was closed before this completion ended"))

@@ -24,7 +24,7 @@ _ARMS = (
 _PROMPTS = "JSON lines, a folder of such files, or hf[:SPLIT] for SPEED-Bench; absent: four."
 Target = Annotated[
     str | None,
-    typer.Option("-m", "--model", help="Target GGUF or hf:// file; absent: the bundled pair."),
+    typer.Option("-m", "--model", help="Target: file or owner/repo:Q8_0; absent: bundled."),
 ]
 Draft = Annotated[str | None, typer.Option("-d", "--draft", help="Its DSpark or DFlash draft.")]
 Threads = Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")]

@@ -121,9 +121,10 @@ class Engine:
         while self._slots.free and self._queue:
             self._enter(self._queue.take())
         filling = [s for s in self._active if s.filling]
+        # who gets his first token in this step does not wait for a round to have it
+        active = [s for s in self._active if s.finish_reason is None and not s.filling]
         if filling:
             self._fill(filling)
-        active = [s for s in self._active if s.finish_reason is None and not s.filling]
         if active:
             self._rounds(active)
         for sequence in [s for s in self._active if s.finish_reason is not None]:

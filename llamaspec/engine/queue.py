@@ -10,7 +10,7 @@ _PATIENCE = 64
 """How often a request may be overtaken before its priority no longer counts."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Place:
     sequence: Sequence
     number: int

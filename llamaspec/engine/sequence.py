@@ -16,7 +16,7 @@ NO_SLOT = -1
 """Of a sequence that waits for one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """What to generate. prompt [n] token ids; limit: most tokens; draft_max: most proposals a
     round, 0 for none.
@@ -42,7 +42,7 @@ class Request:
     priority: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """A request, waiting or in a slot. The last token is the anchor: committed, but not yet in the
     KV cache.

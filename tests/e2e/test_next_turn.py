@@ -79,7 +79,7 @@ def reference() -> Iterator[Session]:
 # --- chats
 
 
-@pytest.mark.parametrize("settings", [{}, {"head": "python"}, {"sequences": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"head": "python"}, {"max_sequences": 2}], ids=str)
 def test_the_second_turn_is_a_cold_sessions(settings: dict[str, Any]) -> None:
     taus, counts = [], []
     with pair(**settings) as session, pair(**settings) as other:
@@ -291,7 +291,7 @@ def random_settings(rng: random.Random, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "loaded",
-    [{}, {"head": "python"}, {"sequences": 2}, {"draft": "lookup"}, {"exact": True, "batch": 32}],
+    [{}, {"head": "python"}, {"max_sequences": 2}, {"draft": "lookup"}, {"exact": True, "batch": 32}],
     ids=str,
 )
 def test_whatever_ends_a_turn_the_next_one_is_a_cold_sessions(

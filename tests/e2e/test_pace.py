@@ -138,7 +138,7 @@ def test_dearer_rows_are_verified_less(tmp_path: Path) -> None:
     assert drafted[0] > drafted[1] > drafted[2] > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"sequences": 2}, {"draft": "lookup"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"max_sequences": 2}, {"draft": "lookup"}], ids=str)
 def test_the_same_requests_in_fresh_sessions_give_the_same_rounds(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
