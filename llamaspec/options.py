@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
 from llamaspec.constraint import check_grammar, is_c_text, schema_text
+from llamaspec.endpoints import Endpoint, endpoints
 from llamaspec.errors import OptionError
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
 Head = Literal["graph", "python"]
+Schedule = Literal["auto", "full"] | float
 SplitMode = Literal["layer", "none", "row", "tensor"]
 Acceptance = Literal["match", "residual", "block"]
 
@@ -79,6 +81,13 @@ def _real(name: str, value: float, least: float, most: float, also: str = "") ->
         )
 
 
+def _schedule(value: Schedule) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if value in ("auto", "full") or (number and 0 < float(value) < 1):
+        return
+    raise OptionError(f"schedule is {value!r}; it must be auto, full or a number between 0 and 1")
+
+
 def _plain(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".")
 
@@ -111,11 +120,15 @@ class LoadOptions:
     texts at once. queue: how many more may wait for a place.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
+    rpc: llama.cpp's RPC servers, HOST:PORT separated by commas, that compute the target's layers.
     exact: what plain decoding gives, token for token, at whatever cost.
     lookup: beside a block draft, look the end of the text up in what came before; a long match wins
     the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
-    takes two seconds at most and is remembered.
+    takes two seconds at most, for several sequences five, and is remembered.
+    schedule: how many proposals are drafted and verified where a request leaves it open. "auto":
+    as many as pay; "full": whole blocks; a number between 0 and 1: whole blocks are drafted, and
+    verified up to the first proposal of which the draft is less sure.
     """
 
     context: int = 0
@@ -131,9 +144,11 @@ class LoadOptions:
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
+    rpc: str | None = None
     exact: bool = False
     lookup: bool = False
     cost_curve: str | None = None
+    schedule: Schedule = "auto"
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -156,12 +171,35 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
+        self._check_rpc()
         if self.cost_curve is not None and not (
             isinstance(self.cost_curve, str) and is_c_text(self.cost_curve) and self.cost_curve
         ):
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
+        _schedule(self.schedule)
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
+
+    @property
+    def servers(self) -> tuple[Endpoint, ...]:
+        """The addresses in `rpc`."""
+        return () if self.rpc is None else endpoints("rpc", self.rpc)
+
+    def _check_rpc(self) -> None:
+        if not self.servers:
+            return
+        on_cpu = self.device is not None and self.device.strip().lower() == "cpu"
+        if self.n_gpu_layers == 0 or on_cpu:
+            here = "device is cpu" if on_cpu else "n_gpu_layers is 0"
+            raise OptionError(
+                f"rpc is {self.rpc} and {here}, which leaves no layer to the servers; give one of "
+                "them"
+            )
+        if self.split_mode in ("row", "tensor"):
+            raise OptionError(
+                f"split_mode is {self.split_mode} and rpc {self.rpc}: matrices are not divided "
+                "over a network; use split_mode layer"
+            )
 
     @property
     def n_threads(self) -> int:

@@ -14,6 +14,7 @@ from llamaspec import demo
 from llamaspec.cli import sampling
 from llamaspec.cli.explain import explanation
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
 from llamaspec.cli.sharing import AUTO, generate_options, load_options
 from llamaspec.errors import OptionError
 from llamaspec.options import (
@@ -134,6 +135,7 @@ def run(
     split_mode: Annotated[
         str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
     ] = "layer",
+    rpc: Rpc = None,
     context: Annotated[
         int,
         typer.Option(

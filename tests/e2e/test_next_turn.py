@@ -291,7 +291,13 @@ def random_settings(rng: random.Random, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "loaded",
-    [{}, {"head": "python"}, {"max_sequences": 2}, {"draft": "lookup"}, {"exact": True, "batch": 32}],
+    [
+        {},
+        {"head": "python"},
+        {"max_sequences": 2},
+        {"draft": "lookup"},
+        {"exact": True, "batch": 32},
+    ],
     ids=str,
 )
 def test_whatever_ends_a_turn_the_next_one_is_a_cold_sessions(

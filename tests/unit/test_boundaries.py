@@ -24,7 +24,7 @@ FLOORS = [
     {"ffi"},
     {"_native"},
     {"options"},
-    {"constraint"},
+    {"constraint", "endpoints"},
     {"errors", "turnstile", "_version"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
