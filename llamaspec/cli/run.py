@@ -25,6 +25,7 @@ from llamaspec.options import (
 
 if TYPE_CHECKING:
     from llamaspec.completion import Completion
+    from llamaspec.options import Schedule
     from llamaspec.session import Session
     from llamaspec.text.prompt import Prompt
 
@@ -75,6 +76,13 @@ def run(
         str | None,
         typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
     ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="What auto takes: auto, what pays; full, whole blocks; P, the surer than P.",
+        ),
+    ] = _AUTO,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how many proposals were verified, and why.")
     ] = False,
@@ -178,6 +186,7 @@ def run(
             exact=exact,
             lookup=lookup,
             cost_curve=cost_curve,
+            schedule=_schedule(schedule),
         )
         generate = GenerateOptions(
             max_tokens=max_tokens,
@@ -233,6 +242,14 @@ def _most(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise OptionError(f"--draft-max is {text!r}; it must be a whole number or auto") from None
+
+
+def _schedule(text: str) -> "Schedule":
+    try:
+        return float(text)
+    except ValueError:
+        # what else it may be, the options know
+        return text  # type: ignore[return-value]
 
 
 def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> "Completion":

@@ -18,6 +18,7 @@ from llamaspec.options import GenerateSettings
 from llamaspec.schedule.cost import FORMAT
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
+from tests.e2e.terminal import refusal, together
 
 pytestmark = pytest.mark.native
 
@@ -125,8 +126,8 @@ def test_who_asks_for_a_number_gets_it_beside_others(
 def test_a_seed_gives_one_text_beside_others(tmp_path: Path) -> None:
     asked: GenerateSettings = {"max_tokens": 40, "temperature": 1.0, "cache_prompt": False}
     for rule in ("residual", "block"):
-        drawn: GenerateSettings = {**asked, "accept": rule, "seed": 1}  # type: ignore[typeddict-item]
-        free: GenerateSettings = {**asked, "accept": rule}  # type: ignore[typeddict-item]
+        drawn: GenerateSettings = {**asked, "accept": rule, "seed": 1}
+        free: GenerateSettings = {**asked, "accept": rule}
         with opened(tmp_path, "line", max_sequences=4) as session:
             alone = session.generate(ASKED[0], **drawn)
             together = at_once(session, [drawn, free, free, {"max_tokens": 40}])
@@ -205,3 +206,19 @@ def test_a_file_with_broken_costs_of_many_texts_is_one_line(
     (line,) = str(refused.value).splitlines()
     assert line.startswith(f"{path}: ")
     assert said in line
+
+
+def test_the_command_line_fixes_a_schedule() -> None:
+    quick = ("run", "-t", 1, "-n", 24, "--explain", PROMPTS[2][1])
+    found = together(
+        {
+            name: (*quick[:-1], "--schedule", name, quick[-1])
+            for name in ("full", "0.9", "fast", "1.5")
+        }
+    )
+    for name, said in (("full", "whole blocks"), ("0.9", "up to the first less sure")):
+        assert found[name].returncode == 0
+        assert f"widths: {said}, as --schedule {name} says" in found[name].stderr
+    assert found["full"].stdout == found["0.9"].stdout
+    for name, shown in (("fast", "'fast'"), ("1.5", "1.5")):
+        assert f"schedule is {shown}; it must be auto, full or" in refusal(found[name])

@@ -138,7 +138,7 @@ def test_dearer_rows_are_verified_less(tmp_path: Path) -> None:
     assert drafted[0] > drafted[1] > drafted[2] > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"sequences": 2}, {"draft": "lookup"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"max_sequences": 2}, {"draft": "lookup"}], ids=str)
 def test_the_same_requests_in_fresh_sessions_give_the_same_rounds(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -185,16 +185,15 @@ def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
         assert name != "never" or silent > 0.5 * len(done.rounds)
 
 
-def test_two_sequences_at_once_draft_whole_blocks_and_one_alone_what_pays(tmp_path: Path) -> None:
+def test_two_sequences_at_once_and_one_alone_draft_what_pays(tmp_path: Path) -> None:
     asked: list[tuple[Prompt, int]] = [(MESSAGES[3], 12), (CODE, 64)]
     with opened(tmp_path, "never", max_sequences=2) as session:
         alone = [session.generate(text, max_tokens=most) for text, most in asked]
         streams = [session.stream(text, max_tokens=most) for text, most in asked]
-        for _ in itertools.islice(zip(*streams, strict=False), 2):
+        for _ in itertools.islice(zip(*streams, strict=False), 8):
             pass
-        # prices are of one sequence's passes
         records = [list(run.sequence.rounds) for run in session._runs]
-        assert all(len(r.draft) == BLOCK for rounds in records for r in rounds)
+        assert all(sum(bool(r.draft) for r in rounds) < 5 for rounds in records)
         assert min(map(len, records)) > 0
         done = []
         for stream in streams:
