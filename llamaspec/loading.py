@@ -18,8 +18,9 @@ from llamaspec.engine.pacing import Pacing
 from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.measuring import Measured
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
-from llamaspec.runtime import backend
+from llamaspec.runtime import backend, remote
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.backend import Device
 from llamaspec.runtime.context import ContextShape, TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -30,7 +31,7 @@ from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
-from llamaspec.runtime.placement import Placement, check_placement, place
+from llamaspec.runtime.placement import Placement, check_placement, place, place_draft
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -107,16 +108,17 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     if isinstance(draft, Path):
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
-    place_target, place_draft = _placements(options, draft_file)
-    model = Model.load(target, place_target)
+    there = [*remote.connect(options.servers), *backend.devices()]
+    placed, placed_draft = _placements(options, draft_file, there)
+    model = Model.load(target, placed)
     draft_model = None
     try:
         if isinstance(draft, Path):
-            draft_model = Model.load(draft, place_draft)
+            draft_model = Model.load(draft, placed_draft)
         layout = _layout(draft_file, options) if draft_file else None
         looked = _lookup(model) if draft == LOOKUP or (layout and options.lookup) else None
         proposals = max(each.proposals if each else 0 for each in (layout, looked))
-        n_ctx = _context_length(model, options, proposals)
+        n_ctx = _context_length(model, options, proposals, there)
         context = _target_context(model, n_ctx, proposals, options)
         drafter: Drafter | None = looked
         if draft_model is not None and draft_file is not None and layout is not None:
@@ -129,11 +131,12 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter),
+            Engine(context, drafter, queue=options.queue),
             n_ctx,
             options,
         )
-        pair.engine.whole_parts = options.exact
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
         if options.exact and drafter is not None:
             _make_exact(pair)
         pair.engine.pacing = pair.make_pacing()
@@ -152,7 +155,7 @@ def _lookup(model: Model) -> LookupDrafter:
 
 def _make_exact(pair: Pair) -> None:
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
@@ -165,14 +168,15 @@ def _make_exact(pair: Pair) -> None:
 
 
 def _placements(
-    options: LoadOptions, draft_file: FileDescription | None
+    options: LoadOptions, draft_file: FileDescription | None, there: list[Device]
 ) -> tuple[Placement, Placement]:
-    there = backend.devices()
     target = place(options.device, options.n_gpu_layers, options.split_mode, there)
-    draft = place(options.device_draft, options.n_gpu_layers_draft, "layer", there)
-    # a draft without a wish goes where its target is
-    if options.device_draft is None and target.devices and not draft.on_cpu:
-        draft = replace(draft, devices=target.devices)
+    if options.servers and not target.servers:
+        raise OptionError(
+            f"device {options.device!r} names none of the RPC servers' "
+            f"({', '.join(device.name for device in there if device.is_remote)}); leave it out"
+        )
+    draft = place_draft(options.device_draft, options.n_gpu_layers_draft, target, there)
     if draft_file is not None:
         described = _described(draft_file)
         check_placement(target, draft, described.own_embedding and described.own_head, there)
@@ -187,13 +191,14 @@ def _check_roll_back(context: TargetContext, proposals: int) -> None:
         )
 
 
-def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
+def _context_length(model: Model, options: LoadOptions, snapshots: int, there: list[Device]) -> int:
     trained = model.n_ctx_train
     n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
     if n_ctx < 1:
         raise OptionError(f"{model.path.name} states no context length; give a context")
     states = options.max_sequences * (1 + snapshots)
-    _check_memory(model, _padded(options.max_sequences * n_ctx), states, options.cache_type)
+    total = sum(device.total_bytes for device in there)
+    _check_memory(model, _padded(options.max_sequences * n_ctx), states, options.cache_type, total)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",
@@ -204,12 +209,11 @@ def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
     return n_ctx
 
 
-def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType) -> None:
+def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType, there: int) -> None:
     # the allocation itself succeeds: the system ends the process when the pages are touched
     width = model.kv_width
     needed = n_ctx * (_CELL_BYTES + model.n_layer * width * _CACHE_BYTES[cache_type])
     needed += states * model.state_bytes
-    there = sum(device.total_bytes for device in backend.devices())
     if needed > there:
         raise OptionError(
             f"a context of {n_ctx} positions takes {needed / 2**30:.1f} GiB, all devices here have "

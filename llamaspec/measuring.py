@@ -128,6 +128,7 @@ class Measured:
             "devices": ", ".join(f"{d.name} {d.description}" for d in backend.devices()),
             "GPU layers": options.n_gpu_layers,
             "device": options.device or "all",
+            **({"RPC servers": options.rpc} if options.rpc else {}),
             "split mode": options.split_mode,
             "threads": options.n_threads,
             "flash attention": options.flash_attention,

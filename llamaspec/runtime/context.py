@@ -95,11 +95,13 @@ class Context(NativeHandle):
         ptr = lib.ls_context_new(model.ptr, native)
         lines = log.drain()
         if not ptr:
+            model.check_servers()
             raise LlamaSpecError(
                 f"{model.path.name}: no context of {shape.n_ctx} positions: {log.reason(lines)}"
             )
         context = cls(ptr, lib.llama_free, *owners)
         context.model, context.shape, context.seconds = model, shape, 0.0
+        model.check_servers()
         context._memory = lib.llama_get_memory(ptr)
         context._logits_width = model.vocab.size
         context._ints = ffi.new("int32_t[]", shape.n_outputs)
@@ -174,9 +176,11 @@ class Context(NativeHandle):
 
     def _compute(self, function: Callable[..., int], batch: Batch, *arguments: Any) -> None:  # noqa: ANN401
         ptr, rows = self.ptr, batch.ptr
+        self.model.check_servers()
         started = time.perf_counter()
         code = function(ptr, rows, *arguments)
         self.seconds += time.perf_counter() - started
+        self.model.check_servers()
         if code != 0:
             lines = log.drain()
             reason = _DECODE_FAILURES.get(code) or log.reason(lines)

@@ -122,10 +122,11 @@ def test_a_finished_sequence_is_not_charged_for_the_others() -> None:
         short = session.stream(messages(PROMPTS[2][1]), max_tokens=2)
         long = session.stream(messages(PROMPTS[3][1]), max_tokens=TOKENS)
         next(short)
+        (run,) = session._running._runs
         next(long)
         next(long)
         # that step finished the short one, which nobody has read on
-        (run,) = [r for r in session._runs if r.sequence.finish_reason is not None]
+        assert run.ended
         spent = replace(run.spent)
         list(long)
         assert run.spent == spent

@@ -403,7 +403,7 @@ def test_a_stream_that_the_garbage_collector_ends_in_a_step(
         assert left == []
         assert text == alone.text
         assert session._pair.engine._active == []
-        assert session._runs == []
+        assert session._running._runs == []
         assert session.generate(MATH, max_tokens=5).token_ids
 
 

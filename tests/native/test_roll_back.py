@@ -322,7 +322,7 @@ def test_exact_mode(
     last = 5 if arch == "nemotron_h" else LAYERS
     draft = write_bigram_draft(tmp_path / "draft.gguf", (0, 2, last), texts[0])
     with loaded(path, draft, replace(options, exact=True)) as pair:
-        assert pair.engine.prompt_end_twice
+        assert pair.engine.prompts.end_twice
         assert pair.measure_exactness().bitwise
         done = [decode(pair, prompt, 40, 5) for prompt in prompts]
         assert [each.text for each in done] == texts

@@ -203,7 +203,7 @@ def test_a_prompts_token_can_be_taken_before_its_features(prompt: int, drawn: bo
     for twice in (False, True):
         target, drafter = LastLayerTarget(truth), FakeDrafter(truth)
         loop = Engine(cast(Any, target), cast(Any, drafter))
-        loop.prompt_end_twice = twice
+        loop.prompts.end_twice = twice
         ending = Ending(pieces=Pieces(lambda t: b"x"), ends=frozenset(), limit=LIMIT)
         draw = (lambda row, _, t=target: t._out[-1]) if drawn else None
         request = Request(np.arange(prompt, dtype=np.int32), LIMIT, 4, ending, draw)
