@@ -372,7 +372,7 @@ def test_many_at_once_are_all_answered_alike(client: httpx.Client, session: Sess
 def test_more_than_the_queue_holds(client: httpx.Client) -> None:
     async def all_of(count: int) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=client.base_url, timeout=LONG_S) as other:
-            body = {**ASK, "messages": ENDLESS, "max_tokens": 300, "draft_max": 0}
+            body = {**ASK, "messages": ENDLESS, "max_tokens": 100, "draft_max": 0}
             posts = [other.post("/v1/chat/completions", json=body) for _ in range(count)]
             return await asyncio.gather(*posts)
 
