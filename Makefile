@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PROMPT ?= Write a Python function that computes the factorial of count.
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint build clean
+.PHONY: demo test lint docs build clean
 
 $(READY): pyproject.toml llamaspec/_version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llamaspec needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -31,6 +31,10 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# warnings are errors: a link or a docstring that is broken
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 clean:
 	rm -rf build dist $(VENV) llamaspec/lib llamaspec/bin llamaspec/_native*.so

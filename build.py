@@ -51,7 +51,7 @@ class Options:
     cuda_arch: str = ""
     vulkan: bool = False
     metal: bool = False
-    rpc: bool = False
+    rpc: bool = True
     portable: bool = False
     tools: bool = False
     jobs: int = 0
@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Options:
     flag("--cuda-arch", default="", metavar="LIST", help="compute capabilities, such as 80,90")
     flag("--vulkan", action="store_true", help="Vulkan backend")
     flag("--metal", action="store_true", help="Metal backend (macOS)")
-    flag("--rpc", action="store_true", help="RPC backend")
+    flag("--rpc", action=argparse.BooleanOptionalAction, default=True, help="RPC backend, server")
     flag("--portable", action="store_true", help="choose a CPU variant at run time")
     flag("--tools", action="store_true", help="also llama-server, -cli, -quantize, -bench ...")
     flag("--jobs", type=int, default=0, metavar="N", help="parallel compilers (default: all cores)")

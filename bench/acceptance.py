@@ -188,7 +188,7 @@ def distribution(
     only: Annotated[str | None, typer.Option("--rule", help="One rule: residual or block.")] = None,
 ) -> None:
     """Count the first tokens of many texts and compare with exact enumeration."""
-    options = LoadOptions(threads=threads, sequences=SLOTS, context=256)
+    options = LoadOptions(threads=threads, max_sequences=SLOTS, context=256)
     pair = load_pair(model or target_path(), draft or draft_path(), options)
     try:
         prompted = Prompted(pair, pair.model.vocab.tokenize("A yard is", add_special=True))

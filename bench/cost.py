@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llamaspec import demo, hub
+from llamaspec import demo, models
 from llamaspec.bench import machine
 from llamaspec.bench.bandwidth import read_bandwidth
 from llamaspec.draft.block import BlockDrafter
@@ -66,15 +66,16 @@ def measure_cost(plan: CostPlan) -> Cost:
     """Load a pair and measure it. Raises what loading raises, and OptionError for depths or rows
     that are no such numbers.
     """
-    target = hub.resolve(plan.target) if plan.target else demo.target_path()
-    draft = hub.resolve(plan.draft) if plan.draft else None
-    if plan.target is None and plan.draft is None:
-        draft = demo.draft_path()
     for name, values, least in (("rows", plan.rows, 1), ("depths", plan.depths, 0)):
         if any(value < least for value in values):
             raise OptionError(f"{name} are {values}; they must be at least {least}")
     if plan.target is None and plan.draft is not None:
         raise OptionError(f"the draft {plan.draft} was given without a target; give it with -m")
+    target, draft = (
+        (demo.target_path(), demo.draft_path())
+        if plan.target is None
+        else models.find_pair(plan.target, plan.draft)
+    )
     bandwidth = read_bandwidth(plan.options.n_threads)
     depths = tuple(sorted(set(plan.depths or _trained(target))))
     wanted = max(depths) + max(plan.rows or (0,)) + _ROOM

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ _open = build_opener(ProxyHandler({})).open
 class Tools:
     """llama.cpp's tools in a folder, with the files and settings that all arms share.
 
-    kinds: llama.cpp's name of each draft's kind, by its path. n_ctx: positions of the context.
+    kinds: llama.cpp's name of each draft's kind, by its path. n_ctx: positions of the context of
+    each of `slots` sequences.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Tools:
     options: LoadOptions
     n_ctx: int
     kinds: dict[Path, str]
+    slots: int = 1
 
     def command(self, tool: str, draft: Path | None, width: int) -> tuple[str, ...]:
         """A tool's command line. Raises OptionError where it is not there."""
@@ -52,11 +54,14 @@ class Tools:
             )
         options = self.options
         threads, cache = str(options.n_threads), options.cache_type
-        words = [str(path), "-m", str(self.target), "-c", str(self.n_ctx)]
+        words = [str(path), "-m", str(self.target)]
+        words += ["-c", str(self.slots * self.n_ctx)]
         words += ["-t", threads, "-tb", threads, "-fa", options.flash_attention]
         words += ["-ctk", cache, "-ctv", cache]
         words += ["-b", str(options.batch), "-ub", str(options.batch)]
         words += ["-ngl", _layers(options.n_gpu_layers)]
+        if options.rpc:
+            words += ["--rpc", options.rpc]
         if draft is not None:
             words += ["--spec-draft-model", str(draft), "--spec-type", self.kinds[draft]]
             words += ["--spec-draft-n-max", str(width), "-ctkd", cache, "-ctvd", cache]
@@ -154,19 +159,29 @@ def server(
     """A llama-server for an arm, ready; it ends with the block. Raises LlamaSpecError where it
     does not start.
     """
-    words = [*tools.command("llama-server", draft, width), "-np", "1", "--cache-ram", "0"]
+    words = [*tools.command("llama-server", draft, width), "--cache-ram", "0"]
+    words += ["-np", str(tools.slots)]
     if rates is not None and draft is not None:
         words += ["--spec-synth-rates", as_llama_cpp(for_width(rates, width, arm.name))]
+    with listening(words) as address:
+        yield ServerArm(tuple(words), address, ends, width)
+
+
+@contextmanager
+def listening(words: Sequence[str]) -> Iterator[str]:
+    """A llama-server with these words, on a free port; yields its address once it is ready. Raises
+    LlamaSpecError where it does not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+    command = [*words, "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(address, process, log)
-            yield ServerArm(tuple(words), address, ends, width)
+            yield address
         finally:
             process.kill()
             process.wait()

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llamaspec import demo, hub
+from llamaspec import demo, models
 from llamaspec.bench import machine, peers
 from llamaspec.bench.arms import ArmSpec, Generated, Ready, Runner, check_drafts, read_arms
 from llamaspec.bench.ours import Ours
@@ -126,9 +126,11 @@ def _resolve(plan: Plan) -> _Setting:
         check_drafts(arms, draft=True, dflash=False)
         return _Setting(plan, arms, base, demo.target_path(), demo.draft_path(), None, rates)
     check_drafts(arms, draft=draft is not None, dflash=plan.dflash is not None)
-    resolved = hub.resolve(target)
-    first, second = (hub.resolve(name) if name else None for name in (draft, plan.dflash))
-    return _Setting(plan, arms, base, resolved, first, second, rates)
+    found = models.find_target(target)
+    first, second = (
+        models.find_draft(name, found) if name else None for name in (draft, plan.dflash)
+    )
+    return _Setting(plan, arms, base, found.path, first, second, rates)
 
 
 def _fitting(
@@ -166,11 +168,12 @@ def _runner(arm: ArmSpec, setting: _Setting, ours: Ours, stack: ExitStack) -> Ru
 def _tools(setting: _Setting, ours: Ours) -> peers.Tools:
     folder = setting.plan.tools or LIBRARY_DIR.parent / "bin"
     drafts = [path for path in (setting.draft, setting.dflash) if path is not None]
-    kinds = {path: _kind(path) for path in drafts}
+    kinds = {path: kind_of(path) for path in drafts}
     return peers.Tools(folder, setting.target, setting.plan.options, ours.first.n_ctx, kinds)
 
 
-def _kind(draft: Path) -> str:
+def kind_of(draft: Path) -> str:
+    """llama.cpp's name of a draft's kind."""
     described = describe(draft).draft
     return "draft-dspark" if described and described.markov_rank else "draft-dflash"
 

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llamaspec.engine.ending import FinishReason
-from llamaspec.engine.sequence import Sequence
+from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.loading import Pair
+from llamaspec.runtime.sampler import Sampler
 from llamaspec.trace import Round, Stats, Times, TokenLogprob, summarise
 
 
@@ -60,17 +61,58 @@ class Cancel(Protocol):
     def is_set(self) -> bool: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
-    """One completion under way; `taken` tokens of it have been handed out. cancel: looked at before
-    every round.
+    """One completion, asked for or under way; `taken` tokens of it have been handed out, and their
+    text is in `parts`. sequence: None until the engine knows of it. cancel: looked at before every
+    round. queue_s, first_token_s: seconds until it had a slot, and its first token. counted: its
+    end has been noted.
     """
 
-    sequence: Sequence
+    request: Request
+    sampler: Sampler | None
     spent: Spent
-    first_token_s: float
-    taken: int = 0
     cancel: Cancel | None = None
+    sequence: Sequence | None = None
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    taken: int = 0
+    parts: list[str] = field(default_factory=list)
+    counted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes, also of what has not been handed out."""
+        return self.request.ending.reason is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, and not by an error."""
+        return self.request.ending.reason not in (None, "error")
+
+    def take(self) -> Piece | None:
+        """What has come since the last call, None where nothing has."""
+        sequence = self.sequence
+        if sequence is None:
+            return None
+        tokens = tuple(sequence.tokens[self.taken :])
+        text = self.request.ending.take()
+        if not text and not tokens:
+            return None
+        logprobs = None
+        if self.request.logprobs is not None:
+            logprobs = tuple(sequence.logprobs[self.taken : self.taken + len(tokens)])
+        self.taken += len(tokens)
+        self.parts.append(text)
+        return Piece(text, tokens, logprobs)
+
+    def completion(self) -> Completion:
+        """What it came to. Raises what ended it, if an error did."""
+        sequence = self.sequence
+        assert sequence is not None, "a completion that never began has no end"
+        if sequence.failure is not None:
+            raise sequence.failure
+        return finished(self, sequence)
 
 
 class Clock:
@@ -99,29 +141,29 @@ class Clock:
         return (drafter.seconds if drafter else 0.0), self._pair.context.seconds
 
 
-def finished(run: Run, text: str) -> Completion:
+def finished(run: Run, sequence: Sequence) -> Completion:
     """The Completion of a run whose sequence has ended."""
-    sequence = run.sequence
     reason = sequence.finish_reason
     assert reason in ("stop", "length", "cancelled"), "only a text that has ended is a completion"
     times = Times(
         total_s=run.spent.total_s,
         draft_s=run.spent.draft_s,
         verify_s=run.spent.verify_s,
-        first_token_s=run.first_token_s,
+        first_token_s=run.first_token_s or 0.0,
+        queue_s=run.queue_s or 0.0,
     )
     stats = summarise(
         sequence.rounds,
-        prompt_tokens=len(sequence.request.prompt),
+        prompt_tokens=len(run.request.prompt),
         completion_tokens=len(sequence.tokens),
         times=times,
         cached_tokens=sequence.cached,
     )
     return Completion(
-        text=text,
+        text="".join(run.parts),
         token_ids=tuple(sequence.tokens),
         finish_reason=reason,
         stats=stats,
         rounds=tuple(sequence.rounds),
-        logprobs=None if sequence.request.logprobs is None else tuple(sequence.logprobs),
+        logprobs=None if run.request.logprobs is None else tuple(sequence.logprobs),
     )

@@ -27,6 +27,10 @@ class ContextFullError(LlamaSpecError):
     """A prompt does not fit the context."""
 
 
+class QueueFullError(LlamaSpecError):
+    """More requests wait for a place than the queue holds."""
+
+
 class ClosedError(LlamaSpecError):
     """A session, model or context was used after it was closed."""
 

@@ -5,12 +5,16 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
 from llamaspec.errors import ModelLoadError, OptionError
 
+logger = logging.getLogger("llamaspec.models")
+
 SCHEME = "hf://"
+_SECONDS = 20.0
 _REFERENCE = re.compile(
     r"hf://(?P<repo>[^/@]+/[^/@]+)/(?P<file>[^@]+\.gguf)(?:@(?P<revision>[^@]+))?", re.IGNORECASE
 )
@@ -55,6 +59,85 @@ def is_repository(reference: str) -> bool:
     return named and (reference.startswith(SCHEME) or not Path(reference).exists())
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The files of a repository at a commit: sizes by name, 0 where the Hub does not say.
+
+    cached: the Hub could not be asked, and these are the files that are in its cache here.
+    """
+
+    repo: str
+    commit: str
+    files: dict[str, int]
+    cached: bool = False
+
+
+def list_files(repo: str, revision: str | None = None) -> Listing:
+    """What a repository holds; where the Hub cannot be reached, what the cache has of it.
+
+    Raises:
+        ModelLoadError: no such repository or revision, no access to it, or neither network nor
+            cache.
+    """
+    from huggingface_hub import HfApi, errors
+
+    refused = (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.HFValidationError,
+    )
+    with _told(repo, repo, revision), _quiet_unless_terminal():
+        try:
+            found = HfApi().model_info(
+                repo, revision=revision, files_metadata=True, timeout=_SECONDS
+            )
+        except refused:
+            raise
+        except Exception as error:  # whatever the HTTP client of the installed version raises
+            kept = _cached(repo, revision)
+            if kept is None:
+                raise errors.LocalEntryNotFoundError(_line(error)) from None
+            logger.info("%s: the Hub cannot be reached; using what is cached", repo)
+            return kept
+    files = {file.rfilename: file.size or 0 for file in found.siblings or ()}
+    return Listing(repo, found.sha or "", files)
+
+
+def _cached(repo: str, revision: str | None) -> Listing | None:
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        # no pattern: it is asked for the folder only, and any part of it will do
+        folder = Path(
+            snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=[])
+        )
+    except (errors.LocalEntryNotFoundError, OSError):
+        return None
+    names = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in names}
+    return Listing(repo, folder.name, files, cached=True)
+
+
+def fetch(listing: Listing, name: str, revision: str | None = None) -> Path:
+    """One file of a listing, or all parts of a split model by the name of the first; of one that
+    stands for the cache nothing is asked of the Hub, which would only be waited for once more.
+
+    Raises ModelLoadError as `resolve` does.
+    """
+    repo, text = listing.repo, f"{listing.repo}:{name}"
+    first, *_ = (
+        _download(repo, part, revision, text, local=listing.cached) for part in _parts(name)
+    )
+    return first
+
+
+def cache_folder() -> Path:
+    """Where the Hub's client keeps what it downloads."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def fetch_files(reference: str, revision: str | None, patterns: list[str]) -> tuple[Path, str, str]:
     """Download some files of a repository into the Hub's cache; broken downloads are resumed.
 
@@ -93,11 +176,13 @@ def fetch_dataset(repository: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=patterns))
 
 
-def _download(repo: str, name: str, revision: str | None, reference: str) -> Path:
+def _download(
+    repo: str, name: str, revision: str | None, reference: str, *, local: bool = False
+) -> Path:
     from huggingface_hub import hf_hub_download
 
     with _told(reference, repo, revision, name), _quiet_unless_terminal():
-        return Path(hf_hub_download(repo, name, revision=revision))
+        return Path(hf_hub_download(repo, name, revision=revision, local_files_only=local))
 
 
 @contextmanager
@@ -121,7 +206,8 @@ def _told(
         problem = f"{repo} has no revision {revision or 'main'}"
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         problem = (
-            "the Hub cannot be reached (or HF_HUB_OFFLINE is set) and the file is not cached; "
+            f"the Hub cannot be reached (or HF_HUB_OFFLINE is set) and "
+            f"{name or 'the repository'} is not cached in {cache_folder()}; "
             "check the network, or give the path of a file"
         )
     except errors.EntryNotFoundError:

@@ -18,8 +18,9 @@ from llamaspec.engine.pacing import Pacing
 from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.measuring import Measured
 from llamaspec.options import DEFAULT_CONTEXT, CacheType, LoadOptions
-from llamaspec.runtime import backend
+from llamaspec.runtime import backend, remote
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.runtime.backend import Device
 from llamaspec.runtime.context import ContextShape, TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -30,8 +31,7 @@ from llamaspec.runtime.description import DraftDescription, FileDescription
 from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
-from llamaspec.runtime.placement import Placement, check_placement, place
-from llamaspec.schedule.pace import Pace
+from llamaspec.runtime.placement import Placement, check_placement, place, place_draft
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -72,9 +72,15 @@ class Pair:
     def _measured(self) -> Measured:
         return Measured(self.target_file, self.draft_file, self.context, self.drafter, self.options)
 
-    def make_pace(self) -> Pace | None:
-        """Measure what passes cost, unless a file says it; remembered, also on disk."""
-        return self._measured().pace()
+    def make_pacing(self) -> Pacing:
+        """Who chooses widths, as the options say. Measures what passes cost, unless a file says
+        it; remembered, also on disk.
+        """
+        schedule, measured = self.options.schedule, self._measured()
+        if schedule != "auto":
+            return Pacing(threshold=None if isinstance(schedule, str) else schedule)
+        pace = measured.pace()
+        return Pacing(pace, None if pace is None else measured.crowd(pace))
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
@@ -102,16 +108,17 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
     if isinstance(draft, Path):
         draft_file = describe(draft)
         check_pair(target_file, draft_file)
-    place_target, place_draft = _placements(options, draft_file)
-    model = Model.load(target, place_target)
+    there = [*remote.connect(options.servers), *backend.devices()]
+    placed, placed_draft = _placements(options, draft_file, there)
+    model = Model.load(target, placed)
     draft_model = None
     try:
         if isinstance(draft, Path):
-            draft_model = Model.load(draft, place_draft)
+            draft_model = Model.load(draft, placed_draft)
         layout = _layout(draft_file, options) if draft_file else None
         looked = _lookup(model) if draft == LOOKUP or (layout and options.lookup) else None
         proposals = max(each.proposals if each else 0 for each in (layout, looked))
-        n_ctx = _context_length(model, options, proposals)
+        n_ctx = _context_length(model, options, proposals, there)
         context = _target_context(model, n_ctx, proposals, options)
         drafter: Drafter | None = looked
         if draft_model is not None and draft_file is not None and layout is not None:
@@ -124,14 +131,15 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter),
+            Engine(context, drafter, queue=options.queue),
             n_ctx,
             options,
         )
-        pair.engine.whole_parts = options.exact
-        if options.exact and drafter is not None:
+        pair.engine.prompts.exact = options.exact
+        pair.engine.prompts.part = options.batch
+        if options.exact and (drafter is not None or options.max_sequences > 1):
             _make_exact(pair)
-        pair.engine.pacing = Pacing(pair.make_pace())
+        pair.engine.pacing = pair.make_pacing()
     except BaseException:
         if draft_model is not None:
             draft_model.close()
@@ -146,13 +154,24 @@ def _lookup(model: Model) -> LookupDrafter:
 
 
 def _make_exact(pair: Pair) -> None:
+    together, name = pair.options.max_sequences, pair.model.path.name
+    if not pair.context.apart:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together on the CPU alone and without "
+            "recurrent state, where every sequence has a KV cache of its own; choose one of them"
+        )
     pair.context.compute_rows_alike()
-    pair.engine.prompt_end_twice = pair.model.n_layer in pair.context.taps
+    pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
-            f"{pair.model.path.name}: a single row is computed differently when a draft is loaded, "
+            f"{name}: a single row is computed differently when a draft is loaded, "
             "so exact decoding needs it loaded without one"
+        )
+    if not found.bitwise and together > 1:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together where rows are computed alike "
+            f"in passes of all sequences, and here {found}; choose one of them"
         )
     if not found.bitwise:
         logger.info("exact: %s; near ties are decided by single rows", found)
@@ -160,14 +179,15 @@ def _make_exact(pair: Pair) -> None:
 
 
 def _placements(
-    options: LoadOptions, draft_file: FileDescription | None
+    options: LoadOptions, draft_file: FileDescription | None, there: list[Device]
 ) -> tuple[Placement, Placement]:
-    there = backend.devices()
     target = place(options.device, options.n_gpu_layers, options.split_mode, there)
-    draft = place(options.device_draft, options.n_gpu_layers_draft, "layer", there)
-    # a draft without a wish goes where its target is
-    if options.device_draft is None and target.devices and not draft.on_cpu:
-        draft = replace(draft, devices=target.devices)
+    if options.servers and not target.servers:
+        raise OptionError(
+            f"device {options.device!r} names none of the RPC servers' "
+            f"({', '.join(device.name for device in there if device.is_remote)}); leave it out"
+        )
+    draft = place_draft(options.device_draft, options.n_gpu_layers_draft, target, there)
     if draft_file is not None:
         described = _described(draft_file)
         check_placement(target, draft, described.own_embedding and described.own_head, there)
@@ -182,13 +202,15 @@ def _check_roll_back(context: TargetContext, proposals: int) -> None:
         )
 
 
-def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
+def _context_length(model: Model, options: LoadOptions, snapshots: int, there: list[Device]) -> int:
     trained = model.n_ctx_train
     n_ctx = options.context or min(trained, DEFAULT_CONTEXT)
     if n_ctx < 1:
         raise OptionError(f"{model.path.name} states no context length; give a context")
-    states = options.sequences * (1 + snapshots)
-    _check_memory(model, _padded(options.sequences * n_ctx), states, options.cache_type)
+    states = options.max_sequences * (1 + snapshots)
+    total = sum(device.total_bytes for device in there)
+    cells = options.max_sequences * _padded(n_ctx)
+    _check_memory(model, cells, states, options.cache_type, total)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",
@@ -199,12 +221,11 @@ def _context_length(model: Model, options: LoadOptions, snapshots: int) -> int:
     return n_ctx
 
 
-def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType) -> None:
+def _check_memory(model: Model, n_ctx: int, states: int, cache_type: CacheType, there: int) -> None:
     # the allocation itself succeeds: the system ends the process when the pages are touched
     width = model.kv_width
     needed = n_ctx * (_CELL_BYTES + model.n_layer * width * _CACHE_BYTES[cache_type])
     needed += states * model.state_bytes
-    there = sum(device.total_bytes for device in backend.devices())
     if needed > there:
         raise OptionError(
             f"a context of {n_ctx} positions takes {needed / 2**30:.1f} GiB, all devices here have "
@@ -241,11 +262,11 @@ def _target_context(
 ) -> TargetContext:
     rows = proposals + 1
     shape = ContextShape(
-        n_ctx=_padded(options.sequences * n_ctx),
+        n_ctx=options.max_sequences * _padded(n_ctx),
         # llama.cpp asserts that a pass has room for more rows than a state can go back
-        n_batch=max(options.batch, options.sequences * rows, rows + 1),
-        n_seq=options.sequences,
-        n_outputs=options.sequences * rows,
+        n_batch=max(options.batch, options.max_sequences * rows, rows + 1),
+        n_seq=options.max_sequences,
+        n_outputs=options.max_sequences * rows,
         threads=options.n_threads,
         flash_attention=options.flash_attention,
         cache_type=options.cache_type,
@@ -264,12 +285,13 @@ def _drafter(
     options: LoadOptions,
 ) -> BlockDrafter:
     described = _described(file)
-    rows = options.sequences * (layout.proposals + layout.first)
+    block = layout.proposals + layout.first
+    rows = options.max_sequences * block
     # a block reaches past the last committed position, by its own length
-    n_ctx = target.shape.n_ctx + rows
+    n_ctx = target.shape.n_ctx // options.max_sequences + block
     shape = replace(
         target.shape,
-        n_ctx=_padded(n_ctx),
+        n_ctx=options.max_sequences * _padded(n_ctx),
         n_batch=max(options.batch, rows),
         n_outputs=rows,
         snapshots=0,

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
 from llamaspec.constraint import check_grammar, is_c_text, schema_text
+from llamaspec.endpoints import Endpoint, endpoints
 from llamaspec.errors import OptionError
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
 Head = Literal["graph", "python"]
+Schedule = Literal["auto", "full"] | float
 SplitMode = Literal["layer", "none", "row", "tensor"]
 Acceptance = Literal["match", "residual", "block"]
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
 DEFAULT_MAX_TOKENS = 256
+DEFAULT_QUEUE = 256
 ALL_LAYERS = -1
 MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
@@ -78,6 +81,13 @@ def _real(name: str, value: float, least: float, most: float, also: str = "") ->
         )
 
 
+def _schedule(value: Schedule) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if value in ("auto", "full") or (number and 0 < float(value) < 1):
+        return
+    raise OptionError(f"schedule is {value!r}; it must be auto, full or a number between 0 and 1")
+
+
 def _plain(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".")
 
@@ -106,15 +116,19 @@ class LoadOptions:
     most 4096.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. sequences: how many at
-    once.
+    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many
+    texts at once. queue: how many more may wait for a place.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
+    rpc: llama.cpp's RPC servers, HOST:PORT separated by commas, that compute the target's layers.
     exact: what plain decoding gives, token for token, at whatever cost.
     lookup: beside a block draft, look the end of the text up in what came before; a long match wins
     the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
-    takes two seconds at most and is remembered.
+    takes two seconds at most, for several sequences five, and is remembered.
+    schedule: how many proposals are drafted and verified where a request leaves it open. "auto":
+    as many as pay; "full": whole blocks; a number between 0 and 1: whole blocks are drafted, and
+    verified up to the first proposal of which the draft is less sure.
     """
 
     context: int = 0
@@ -125,13 +139,16 @@ class LoadOptions:
     flash_attention: FlashAttention = "auto"
     cache_type: CacheType = "f16"
     head: Head = "graph"
-    sequences: int = 1
+    max_sequences: int = 1
+    queue: int = DEFAULT_QUEUE
     device: str | None = None
     device_draft: str | None = None
     split_mode: SplitMode = "layer"
+    rpc: str | None = None
     exact: bool = False
     lookup: bool = False
     cost_curve: str | None = None
+    schedule: Schedule = "auto"
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -139,10 +156,12 @@ class LoadOptions:
         _whole("n_gpu_layers_draft", self.n_gpu_layers_draft, -MAX_INT, MAX_INT)
         _whole("threads", self.threads, 0)
         _whole("batch", self.batch, 32, MAX_BATCH)
-        _whole("sequences", self.sequences, 1, MAX_SEQUENCES)
-        if self.sequences * self.context > MAX_INT:
+        _whole("queue", self.queue, 0, MAX_INT)
+        _whole("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        if self.max_sequences * self.context > MAX_INT:
             raise OptionError(
-                f"{self.sequences} sequences of {self.context} positions are more than {MAX_INT}"
+                f"{self.max_sequences} sequences of {self.context} positions are more than "
+                f"{MAX_INT}"
             )
         _choice("flash_attention", self.flash_attention, FlashAttention)
         _choice("cache_type", self.cache_type, CacheType)
@@ -152,16 +171,34 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise OptionError(f"{name} is {value!r}; it must be the name of a device, or cpu")
+        self._check_rpc()
         if self.cost_curve is not None and not (
             isinstance(self.cost_curve, str) and is_c_text(self.cost_curve) and self.cost_curve
         ):
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
+        _schedule(self.schedule)
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
-        if self.exact and self.sequences > 1:
+
+    @property
+    def servers(self) -> tuple[Endpoint, ...]:
+        """The addresses in `rpc`."""
+        return () if self.rpc is None else endpoints("rpc", self.rpc)
+
+    def _check_rpc(self) -> None:
+        if not self.servers:
+            return
+        on_cpu = self.device is not None and self.device.strip().lower() == "cpu"
+        if self.n_gpu_layers == 0 or on_cpu:
+            here = "device is cpu" if on_cpu else "n_gpu_layers is 0"
             raise OptionError(
-                f"exact is for one sequence at a time and sequences is {self.sequences}: several "
-                "share a KV cache, whose order changes how sums round; choose one of them"
+                f"rpc is {self.rpc} and {here}, which leaves no layer to the servers; give one of "
+                "them"
+            )
+        if self.split_mode in ("row", "tensor"):
+            raise OptionError(
+                f"split_mode is {self.split_mode} and rpc {self.rpc}: matrices are not divided "
+                "over a network; use split_mode layer"
             )
 
     @property
@@ -181,6 +218,7 @@ class GenerateSettings(TypedDict, total=False):
     accept: Acceptance
     logprobs: int | None
     cache_prompt: bool
+    priority: int
     top_k: int
     top_p: float
     min_p: float
@@ -216,6 +254,7 @@ class GenerateOptions:
     follows here.
     cache_prompt: do not compute again what the caches still hold of an earlier prompt and its
     completion that begin alike; False to start cold, for instance to measure.
+    priority: the higher goes first where requests wait for a place, but none waits for ever.
 
     top_k: the likeliest k only, 0 for all. top_p: the likeliest that make up p. min_p: what has at
     least p of the likeliest one's probability. typical_p: locally typical ones that make up p.
@@ -237,6 +276,7 @@ class GenerateOptions:
     accept: Acceptance = "match"
     logprobs: int | None = None
     cache_prompt: bool = True
+    priority: int = 0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -280,6 +320,7 @@ class GenerateOptions:
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _truth("cache_prompt", self.cache_prompt)
+        _whole("priority", self.priority, -MAX_INT, MAX_INT)
         # logits divided by a denormal number are infinite
         if self.temperature != 0 or isinstance(self.temperature, bool):
             _real("temperature", self.temperature, 1e-6, 100, "be 0 or ")

@@ -77,6 +77,7 @@ class Requests:
             logprobs=options.logprobs,
             cache_prompt=options.cache_prompt,
             together=together,
+            priority=options.priority,
         )
 
     def _chances(self, options: GenerateOptions, sampler: Sampler) -> Chances | None:

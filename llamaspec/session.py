@@ -1,21 +1,19 @@
 """Session: a loaded pair, and everything a program does with it."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import fields
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, TypeVar, Unpack
+from typing import Self, TypedDict, Unpack
 
-from llamaspec import demo, hub
-from llamaspec.completion import Cancel, Clock, Completion, Piece, Run, Spent, finished
+from llamaspec import demo, models
+from llamaspec.batches import run_batch
+from llamaspec.completion import Cancel, Completion, Piece, Run, Spent
 from llamaspec.engine.replay import plain_gap
-from llamaspec.engine.sequence import Request
-from llamaspec.errors import ClosedError, ContextFullError, OptionError
+from llamaspec.errors import ContextFullError, OptionError
 from llamaspec.loading import LOOKUP, DraftSource, Pair, load_pair
 from llamaspec.options import (
     CacheType,
@@ -24,19 +22,19 @@ from llamaspec.options import (
     GenerateSettings,
     Head,
     LoadOptions,
+    Schedule,
     SplitMode,
 )
 from llamaspec.requests import Requests
+from llamaspec.running import Counters, Running
 from llamaspec.runtime.arrays import IntArray
-from llamaspec.runtime.sampler import Sampler
+from llamaspec.runtime.vocab import Vocab
 from llamaspec.schedule.pace import Pace
+from llamaspec.streams import AsyncStream, Driver
 from llamaspec.text.prompt import Prompt, PromptReader
-from llamaspec.trace import TokenLogprob
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
-
-T = TypeVar("T")
 
 
 class Session:
@@ -49,13 +47,10 @@ class Session:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        self._lock = threading.RLock()
-        self._closed = False
+        self._running = Running(pair)
+        self._driver = Driver(self._running, self._finish)
         self._prompts = PromptReader(pair.model.vocab, pair.target_file.path)
         self._requests = Requests(pair)
-        self._runs: list[Run] = []
-        self._stepping = False
-        self._leaving: list[tuple[Request, Sampler | None]] = []
         self.last: Completion | None = None
 
     @property
@@ -76,6 +71,11 @@ class Session:
         return self._pair.engine.pacing.pace
 
     @property
+    def schedule(self) -> Schedule:
+        """How much is drafted and verified where a request leaves it open."""
+        return self._pair.options.schedule
+
+    @property
     def exact(self) -> bool:
         """Loaded to give what plain decoding gives, token for token."""
         return self._pair.options.exact
@@ -85,8 +85,8 @@ class Session:
         """Whether passes over several rows compute what single rows do, measured in this session's
         settings. The first use takes about 200 passes, unless the result is in the user's cache.
         """
-        with self._lock:
-            self._check_open()
+        with self._running.lock:
+            self._running.check_open()
             return self._pair.measure_exactness()
 
     @property
@@ -114,59 +114,121 @@ class Session:
                 logprobs: how many likeliest alternatives to give with every token's
                 log-probability, None for none of it.
                 cache_prompt: reuse what the caches hold of an earlier prompt that begins alike.
+                priority: the higher goes first where requests wait for a place.
                 top_k, top_p, min_p, typical_p; repeat_penalty, repeat_last_n, presence_penalty,
                 frequency_penalty; dry_multiplier, dry_base, dry_allowed_length,
                 dry_penalty_last_n, dry_sequence_breakers; logit_bias; grammar or json_schema.
 
         Raises:
             OptionError: an argument out of range, or a grammar or schema that cannot be used.
-            ContextFullError: the prompt does not fit. SamplingError: grammar or logit_bias leave
-            no token to go on with. DecodeError: llama.cpp failed. ClosedError: the session is
-            closed.
+            QueueFullError: too many wait for a place already.
+            ContextFullError: the prompt does not fit.
+            SamplingError: grammar or logit_bias leave no token to go on with.
+            DecodeError: llama.cpp failed, or an RPC server was lost.
+            ClosedError: the session is closed.
         """
-        stream = self._stream(prompt, GenerateOptions.of(options), cancel, together=True)
-        while True:
-            try:
-                next(stream)
-            except StopIteration as end:
-                # not `last`: another thread may have finished something meanwhile
-                done: Completion = end.value
-                return done
+        return self._generate(self._prepare(prompt, GenerateOptions.of(options), cancel))
 
     def stream(
         self, prompt: Prompt, *, cancel: Cancel | None = None, **options: Unpack[GenerateSettings]
     ) -> Generator[Piece, None, Completion]:
-        """As `generate`, yielding a Piece a round; afterwards `last` is the Completion.
+        """As `generate`, yielding a Piece a round; afterwards `last` is the Completion. It starts
+        when the first piece is asked for.
 
         Leaving the loop early frees the sequence as soon as the iterator is closed or dropped.
         """
-        return self._stream(prompt, GenerateOptions.of(options), cancel, together=False)
+        chosen = GenerateOptions.of(options)
+        return self._stream(self._prepare(prompt, chosen, cancel, together=False))
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], **options: Unpack[GenerateSettings]
+    ) -> list[Completion]:
+        """Complete several prompts, as many at once as the session has places; return their
+        completions in order.
+
+        All prompts are checked before the first starts. Raises what `generate` does; an error ends
+        all of them.
+        """
+        chosen = GenerateOptions.of(options)
+        runs = [self._prepare(prompt, chosen) for prompt in prompts]
+        done = run_batch(self._running, runs)
+        self.last = done[-1] if done else self.last
+        return done
+
+    def astream(
+        self, prompt: Prompt, *, cancel: Cancel | None = None, **options: Unpack[GenerateSettings]
+    ) -> AsyncStream:
+        """As `stream`, for asyncio: ``async for piece in session.astream(...)``, in any number of
+        tasks at once. Errors come with the first piece; afterwards the stream's `completion` is the
+        whole.
+        """
+        chosen = GenerateOptions.of(options)
+        return AsyncStream(self._driver, partial(self._prepare, prompt, chosen, cancel))
+
+    async def agenerate(
+        self, prompt: Prompt, *, cancel: Cancel | None = None, **options: Unpack[GenerateSettings]
+    ) -> Completion:
+        """As `generate`, for asyncio. A task that is cancelled frees its place within a round."""
+        stream = self.astream(prompt, cancel=cancel, **options)
+        try:
+            async for _ in stream:
+                pass
+            return stream.completion
+        finally:
+            await stream.aclose()
+
+    @property
+    def counters(self) -> Counters:
+        """What the session has done so far, and what it is at."""
+        return self._running.counters
 
     def tokenize(self, prompt: Prompt) -> IntArray:
         """Return the token ids [n] that `generate` would use for a prompt."""
         # the lock keeps another thread from closing the model in the middle
-        with self._lock:
-            self._check_open()
+        with self._running.reading:
+            self._running.check_open()
             return self._prompts.tokenize(prompt)
+
+    @property
+    def max_sequences(self) -> int:
+        """Texts that are decoded at once."""
+        return self._pair.options.max_sequences
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """The target's file without its ending, and the draft's; None without a draft's file."""
+        pair = self._pair
+        draft = None if pair.draft_file is None else pair.draft_file.path.stem
+        return pair.target_file.path.stem, draft
+
+    @property
+    def vocab(self) -> Vocab:
+        """The target's vocabulary; usable as long as the session is open."""
+        return self._pair.model.vocab
+
+    @property
+    def template_source(self) -> str:
+        """The target's chat template as text, empty where it has none."""
+        with self._running.reading:
+            self._running.check_open()
+            return self._prompts.template.source if self.has_chat_template else ""
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
         the token after `tokens`.
         """
         ids = self._fitting_prompt(prompt)
-        with self._lock:
-            self._check_open()
+        with self._running.lock:
+            self._running.check_open()
             return plain_gap(self._pair.engine, self._pair.context, ids, tokens)
 
     def close(self) -> None:
         """Free both models. A second call does nothing; any later use raises ClosedError."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._pair.close()
+        self._driver.stop()
+        self._running.close()
 
     def __enter__(self) -> Self:
-        self._check_open()
+        self._running.check_open()
         return self
 
     def __exit__(
@@ -177,102 +239,53 @@ class Session:
     ) -> None:
         self.close()
 
-    def _stream(
-        self, prompt: Prompt, options: GenerateOptions, cancel: Cancel | None, *, together: bool
-    ) -> Generator[Piece, None, Completion]:
+    def _prepare(
+        self,
+        prompt: Prompt,
+        options: GenerateOptions,
+        cancel: Cancel | None = None,
+        *,
+        together: bool = True,
+    ) -> Run:
         started = time.perf_counter()
         ids = self._fitting_prompt(prompt)
-        sampler = self._sampler(ids, options)
+        with self._running.lock:
+            self._running.check_open()
+            sampler = self._requests.sampler(ids, options)
         request = self._requests.request(ids, options, sampler, together=together)
-        parts: list[str] = []
+        return Run(request, sampler, Spent(time.perf_counter() - started), cancel)
+
+    def _generate(self, run: Run) -> Completion:
+        stream = self._stream(run)
+        while True:
+            try:
+                next(stream)
+            except StopIteration as end:
+                # not `last`: another thread may have finished something meanwhile
+                done: Completion = end.value
+                return done
+
+    def _stream(self, run: Run) -> Generator[Piece, None, Completion]:
+        running = self._running
         try:
-            run = self._admit(request, started)
-            run.cancel = cancel
-            yield from self._pieces(run, parts)
-            done = self.last = finished(run, "".join(parts))
+            running.submit(run)
+            while True:
+                with running.lock:
+                    ended, piece = run.ended, run.take()
+                if piece is not None:
+                    yield piece
+                elif ended:
+                    break
+                else:
+                    running.step(run)
+            done = run.completion()
+            self._finish(done)
             return done
         finally:
-            self._leave(request, sampler)
+            running.leave(run)
 
-    def _leave(self, request: Request, sampler: Sampler | None) -> None:
-        with self._lock:
-            if self._stepping:
-                # the garbage collector has come upon a stream in the middle of a step
-                self._leaving.append((request, sampler))
-                return
-            self._runs = [run for run in self._runs if run.sequence.request is not request]
-            self._pair.engine.release(request)
-            if sampler is not None:
-                sampler.close()
-
-    def _step(self, move: Callable[[], T], spent: list[Spent]) -> T:
-        """Move sequences on: all that wait pay for it, and none leaves meanwhile."""
-        self._stepping = True
-        try:
-            with Clock(self._pair, spent):
-                return move()
-        finally:
-            self._stepping = False
-            while self._leaving:
-                self._leave(*self._leaving.pop())
-
-    def _pieces(self, run: Run, parts: list[str]) -> Iterator[Piece]:
-        sequence = run.sequence
-        while True:
-            text, tokens = self._take(run)
-            if text or tokens:
-                parts.append(text)
-                yield Piece(text, tokens, self._logprobs(run, len(tokens)))
-            if sequence.finish_reason is not None and run.taken == len(sequence.tokens):
-                if sequence.failure is not None:
-                    raise sequence.failure
-                return
-            self._advance(run)
-
-    def _take(self, run: Run) -> tuple[str, tuple[int, ...]]:
-        with self._lock:
-            sequence = run.sequence
-            tokens = tuple(sequence.tokens[run.taken :])
-            run.taken = len(sequence.tokens)
-            return sequence.request.ending.take(), tokens
-
-    def _logprobs(self, run: Run, count: int) -> tuple[TokenLogprob, ...] | None:
-        """Of the last `count` tokens that were taken."""
-        sequence = run.sequence
-        if sequence.request.logprobs is None:
-            return None
-        return tuple(sequence.logprobs[run.taken - count : run.taken])
-
-    def _advance(self, run: Run) -> None:
-        with self._lock:
-            self._check_open()
-            # another thread's step may have moved this sequence on already
-            if run.taken < len(run.sequence.tokens):
-                return
-            if run.cancel is not None and run.cancel.is_set():
-                run.sequence.request.ending.cancel()
-            else:
-                # a step moves all sequences on, and all of them wait for it
-                self._step(self._pair.engine.step, self._waiting())
-
-    def _sampler(self, ids: IntArray, options: GenerateOptions) -> Sampler | None:
-        with self._lock:
-            self._check_open()
-            return self._requests.sampler(ids, options)
-
-    def _admit(self, request: Request, started: float) -> Run:
-        with self._lock:
-            self._check_open()
-            spent = Spent(time.perf_counter() - started)
-            admit = partial(self._pair.engine.admit, request)
-            sequence = self._step(admit, [spent, *self._waiting()])
-            run = Run(sequence, spent, first_token_s=spent.total_s)
-            self._runs.append(run)
-            return run
-
-    def _waiting(self) -> list[Spent]:
-        # a finished stream that nobody reads on waits for nothing
-        return [run.spent for run in self._runs if run.sequence.finish_reason is None]
+    def _finish(self, done: Completion) -> None:
+        self.last = done
 
     def _fitting_prompt(self, prompt: Prompt) -> IntArray:
         ids = self.tokenize(prompt)
@@ -284,10 +297,6 @@ class Session:
                 "must stay free; shorten the prompt or load with a larger context (-c)"
             )
         return ids
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this session is closed; load the pair again to use it")
 
 
 class Settings(TypedDict, total=False):
@@ -301,13 +310,16 @@ class Settings(TypedDict, total=False):
     flash_attention: FlashAttention
     cache_type: CacheType
     head: Head
-    sequences: int
+    max_sequences: int
+    queue: int
     device: str | None
     device_draft: str | None
     split_mode: SplitMode
+    rpc: str | None
     exact: bool
     lookup: bool
     cost_curve: str | None
+    schedule: Schedule
 
 
 def load(
@@ -320,17 +332,21 @@ def load(
     """Load a target and its draft.
 
     Args:
-        model: a GGUF file, or hf://owner/repository/file.gguf. None, with no draft either: the
-            bundled pair.
-        draft: the target's DSpark or DFlash draft, likewise; "lookup" to search prompt and output
-            instead, without a model; None for plain decoding.
+        model: a GGUF file; or owner/repo:Q4_K_M of the Hub, or hf://owner/repo/file.gguf, which are
+            downloaded. None, with no draft either: the bundled pair.
+        draft: the target's DSpark or DFlash draft, likewise, or its checkpoint (a folder or a
+            repository), which is converted once; "auto" for one that lies beside the target or is
+            known for it; "lookup" to search prompt and output instead, without a model; None for
+            plain decoding.
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
-            batch, flash_attention, cache_type, head, sequences, device, device_draft, split_mode,
-            exact, lookup, cost_curve.
+            batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
+            split_mode, rpc, exact, lookup, cost_curve, schedule.
 
     Raises:
-        OptionError, ModelLoadError, IncompatibleDraftError; each names what conflicts.
+        OptionError: a setting cannot be used, or an RPC server not be reached.
+        ModelLoadError: a file is missing, damaged or of another kind.
+        IncompatibleDraftError: the two do not fit; both values are named.
     """
     if options is not None and settings:
         raise OptionError("give either options or single settings, not both")
@@ -339,17 +355,20 @@ def load(
         if draft is not None:
             raise OptionError(f"draft {draft} was given without a model; give both or neither")
         model, draft = demo.target_path(), demo.draft_path()
-    target_path = _resolve("model", model)
+    _check_name("model", model)
+    target = models.find_target(model)
     draft_path: DraftSource = None
     if draft is not None:
-        draft_path = LOOKUP if draft == LOOKUP else _resolve("draft", draft)
-    return Session(load_pair(target_path, draft_path, chosen))
+        _check_name("draft", draft)
+        draft_path = LOOKUP if draft == LOOKUP else models.find_draft(draft, target)
+    return Session(load_pair(target.path, draft_path, chosen))
 
 
-def _resolve(name: str, reference: str | PathLike[str]) -> Path:
+def _check_name(name: str, reference: str | PathLike[str]) -> None:
     if not isinstance(reference, str | PathLike) or not str(reference):
-        raise OptionError(f"{name} is {reference!r}; give the path of a GGUF or an hf:// reference")
-    return hub.resolve(reference)
+        raise OptionError(
+            f"{name} is {reference!r}; give the path of a GGUF or the name of a repository"
+        )
 
 
 def _load_options(settings: Settings) -> LoadOptions:

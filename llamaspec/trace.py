@@ -15,6 +15,7 @@ class Round:
     replayed: rows of earlier passes that were decoded again, one by one, before this pass, so that
     it decides a near tie as plain decoding does (exact mode).
     offered: how many ids the draft proposed; those beyond `draft` were not worth verifying.
+    texts: how many sequences the pass was for.
     """
 
     start: int
@@ -25,6 +26,7 @@ class Round:
     committed: int
     replayed: int = 0
     offered: int = 0
+    texts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,14 @@ class Times:
 
     total_s: from the call to the last token, less what a consumer of a stream took. draft_s,
     verify_s: inside native compute calls of the draft and of the target (prompt included).
-    first_token_s: until the first token was known.
+    first_token_s: until the first token was known. queue_s: until there was a place for it.
     """
 
     total_s: float
     draft_s: float
     verify_s: float
     first_token_s: float
+    queue_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Stats:
     the rounds that verified one. other_s: what is left of the time after native drafting and
     verifying. replayed: rows that near ties had decoded a second time (exact mode).
     cached_tokens: of the prompt's, those that were not computed again (cache_prompt). widths[i]:
-    rounds that verified i proposals.
+    rounds that verified i proposals. queue_s: seconds until there was a place, part of total_s.
+    texts: sequences that a pass was for, on the average; 0 without a round.
     """
 
     prompt_tokens: int
@@ -86,6 +90,8 @@ class Stats:
     replayed: int = 0
     cached_tokens: int = 0
     widths: tuple[int, ...] = ()
+    queue_s: float = 0.0
+    texts: float = 0.0
 
 
 def by_position(rounds: Iterable[Round]) -> tuple[float, ...]:
@@ -132,6 +138,8 @@ def summarise(
         replayed=sum(r.replayed for r in rounds),
         cached_tokens=cached_tokens,
         widths=_widths(rounds),
+        queue_s=times.queue_s,
+        texts=sum(r.texts for r in rounds) / len(rounds) if rounds else 0.0,
     )
 
 

@@ -23,8 +23,14 @@ import time
 time.sleep = lambda seconds: None
 from llamaspec.errors import LlamaSpecError
 from llamaspec.hub import resolve
+from llamaspec.models import find_draft, find_target
 try:
-    print(resolve(sys.argv[1]))
+    if len(sys.argv) > 2:
+        print(find_draft(sys.argv[2], find_target(sys.argv[1])))
+    elif sys.argv[1].startswith("hf://"):
+        print(resolve(sys.argv[1]))
+    else:
+        print(find_target(sys.argv[1]).path)
 except LlamaSpecError as error:
     sys.exit(f"{type(error).__name__}|{error}")
 """
@@ -38,11 +44,13 @@ class Hub:
     home: Path
     address: str = ""
     cuts: int = 0
+    commit: str = COMMIT
     log: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these words in a process of its own, whose cache is this hub's."""
         variables = {"HF_ENDPOINT": self.address, "HF_HOME": str(self.home), "NO_PROXY": "*"}
+        variables["LLAMASPEC_CACHE"] = str(self.home / "llamaspec")
         return subprocess.run(
             [sys.executable, *words],
             env=os.environ | {"PYTHONPATH": str(ROOT)} | variables | env,
@@ -55,15 +63,15 @@ class Hub:
         """Path and range of every download, without what else the client asks for."""
         return [entry[1:] for entry in self.log if entry[0] == "GET" and "/resolve/" in entry[1]]
 
-    def path(self, reference: str, **env: str) -> Path:
-        """As run, for a reference that must resolve."""
-        done = self.run("-c", SCRIPT, reference, **env)
+    def path(self, reference: str, *draft: str, **env: str) -> Path:
+        """The file of a target's name, or of its draft's, that must be found."""
+        done = self.run("-c", SCRIPT, reference, *draft, **env)
         assert done.returncode == 0, done.stderr
         return Path(done.stdout.strip())
 
-    def error(self, reference: str, **env: str) -> str:
-        """As run, for one that must not."""
-        done = self.run("-c", SCRIPT, reference, **env)
+    def error(self, reference: str, *draft: str, **env: str) -> str:
+        """As path, for what must not be found: the error's kind and text."""
+        done = self.run("-c", SCRIPT, reference, *draft, **env)
         assert done.returncode == 1, done
         return done.stderr.strip().splitlines()[-1]
 
@@ -78,7 +86,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, *, body: bool) -> None:
             hub.log.append((self.command, self.path, self.headers["Range"]))
-            parts = self.path.strip("/").split("/")
+            parts = self.path.partition("?")[0].strip("/").split("/")
             if parts[0] == "datasets":
                 parts = parts[1:]
             elif parts[:2] == ["api", "datasets"]:
@@ -93,7 +101,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.refuse(403, "GatedRepo")
             elif kind != "resolve" or files is None:
                 self.refuse(404, "RepoNotFound")
-            elif revision not in REVISIONS:
+            elif revision not in (*REVISIONS, hub.commit):
                 self.refuse(404, "RevisionNotFound")
             elif content is None:
                 self.refuse(404, "EntryNotFound")
@@ -104,7 +112,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             files = hub.files.get(repository)
             if files is None:
                 self.refuse(404, "RepoNotFound")
-            elif revision.partition("?")[0] not in REVISIONS:
+            elif what and revision not in (*REVISIONS, hub.commit):
                 self.refuse(404, "RevisionNotFound")
             elif what == "tree":
                 listed = [
@@ -118,8 +126,8 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 ]
                 self.serve(json.dumps(listed).encode(), True)
             else:
-                siblings = [{"rfilename": name} for name in files]
-                answer = {"_id": "1", "id": repository, "sha": COMMIT, "siblings": siblings}
+                siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+                answer = {"_id": "1", "id": repository, "sha": hub.commit, "siblings": siblings}
                 self.serve(json.dumps(answer).encode(), True)
 
         def refuse(self, status: int, code: str) -> None:
@@ -133,7 +141,7 @@ def handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             part = content[begin:]
             self.send_response(206 if begin else 200)
             self.send_header("ETag", f'"{sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("X-Repo-Commit", hub.commit)
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(len(part)))
             if begin:

@@ -5,13 +5,17 @@ import typer
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.cli import bench
 from llamaspec.cli.calibrate import calibrate
+from llamaspec.cli.chat import chat
 from llamaspec.cli.convert import convert
 from llamaspec.cli.convert_target import convert_target
 from llamaspec.cli.doctor import doctor
 from llamaspec.cli.guard import accept_any_text
 from llamaspec.cli.inspect import inspect
+from llamaspec.cli.models import models
+from llamaspec.cli.pull import pull
 from llamaspec.cli.quantize import quantize
 from llamaspec.cli.run import run
+from llamaspec.cli.serve import serve
 from llamaspec.cli.verify import verify
 
 app = typer.Typer(
@@ -23,6 +27,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(chat)
+app.command()(models)
+app.command()(pull)
+app.command()(serve)
 app.command()(inspect)
 app.command()(convert)
 app.command("convert-target")(convert_target)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
 from llamaspec.errors import OptionError
 from llamaspec.options import ALL_LAYERS, LoadOptions
 
@@ -24,7 +25,7 @@ _ARMS = (
 _PROMPTS = "JSON lines, a folder of such files, or hf[:SPLIT] for SPEED-Bench; absent: four."
 Target = Annotated[
     str | None,
-    typer.Option("-m", "--model", help="Target GGUF or hf:// file; absent: the bundled pair."),
+    typer.Option("-m", "--model", help="Target: file or owner/repo:Q8_0; absent: bundled."),
 ]
 Draft = Annotated[str | None, typer.Option("-d", "--draft", help="Its DSpark or DFlash draft.")]
 Threads = Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")]
@@ -63,6 +64,7 @@ def run(
     cache_type: Cache = "f16",
     n_gpu_layers: Layers = ALL_LAYERS,
     n_gpu_layers_draft: DraftLayers = ALL_LAYERS,
+    rpc: Rpc = None,
     synth_rates: Annotated[
         str | None,
         typer.Option("--synth-rates", help="Accept by chance: a rate a position, if reached."),
@@ -83,6 +85,7 @@ def run(
             cache_type=cache_type,  # type: ignore[arg-type]
             n_gpu_layers=n_gpu_layers,
             n_gpu_layers_draft=n_gpu_layers_draft,
+            rpc=rpc,
         )
         from llamaspec.bench.run import Plan, compare
         from llamaspec.bench.tables import report
@@ -129,6 +132,7 @@ def cost(
     cache_type: Cache = "f16",
     n_gpu_layers: Layers = ALL_LAYERS,
     n_gpu_layers_draft: DraftLayers = ALL_LAYERS,
+    rpc: Rpc = None,
     output: Output = None,
     curve: Annotated[
         Path | None, typer.Option("--curve", help="Write the cost curve alone to this file.")
@@ -144,6 +148,7 @@ def cost(
             cache_type=cache_type,  # type: ignore[arg-type]
             n_gpu_layers=n_gpu_layers,
             n_gpu_layers_draft=n_gpu_layers_draft,
+            rpc=rpc,
         )
         rows, positions = _numbers("--widths", widths), _numbers("--depths", depths)
         from llamaspec.bench.cost import CostPlan, measure_cost, table

@@ -131,7 +131,7 @@ def _write(found: "Calibrated", draft: Path, files: Files, *, force: bool) -> li
 
 
 def _pair(model: str | None, draft: str | None) -> tuple[Path, Path]:
-    from llamaspec import demo, hub
+    from llamaspec import demo, models
     from llamaspec.loading import LOOKUP
 
     if draft == LOOKUP:
@@ -140,7 +140,8 @@ def _pair(model: str | None, draft: str | None) -> tuple[Path, Path]:
         return demo.target_path(), demo.draft_path()
     if model is None or draft is None:
         raise OptionError("give a target (-m) and its draft (-d), or neither for the bundled pair")
-    return hub.resolve(model), hub.resolve(draft)
+    target = models.find_target(model)
+    return target.path, models.find_draft(draft, target)
 
 
 def _calibrated(

@@ -47,7 +47,9 @@ def doctor(
 def _build() -> dict[str, Any]:
     from llamaspec.ffi import LIBRARY_DIR, build_info
     from llamaspec.options import physical_cores
+    from llamaspec.runtime.remote import PROGRAM
 
+    server = LIBRARY_DIR / PROGRAM
     tools = LIBRARY_DIR.parent / "bin"
     return {
         "llamaspec": __version__,
@@ -55,8 +57,11 @@ def _build() -> dict[str, Any]:
         "expected": LLAMA_CPP_COMMIT,
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cores": physical_cores(),
-        "backends": sorted(p.name for p in LIBRARY_DIR.glob("*ggml-*") if "base" not in p.name),
+        "backends": sorted(
+            p.name for p in LIBRARY_DIR.glob("*ggml-*") if p.suffix and "base" not in p.name
+        ),
         "tools": sorted(p.name for p in tools.glob("llama-*")) if tools.is_dir() else [],
+        "rpc_server": str(server) if server.is_file() else None,
     }
 
 
@@ -130,6 +135,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         line("physical cores", str(report["cores"])),
         line("backends", ", ".join(report["backends"]) or "none"),
         line("tools", ", ".join(report["tools"]) or "none (python build.py --tools)"),
+        line("RPC server", report["rpc_server"] or "none (built with --no-rpc)"),
     ]
     for device in report["devices"]:
         free, total = device["free_bytes"] / 2**30, device["total_bytes"] / 2**30

@@ -86,5 +86,7 @@ def show_log(verbose: bool) -> None:
         # other libraries' loggers have handlers of their own
         logger.propagate = False
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    # which draft was chosen, what is converted: little, and worth knowing
+    logging.getLogger("llamaspec.models").setLevel(logging.DEBUG if verbose else logging.INFO)
     # what llama.cpp says of a failure is in the error's own line
     logging.getLogger("llamaspec.native").setLevel(logging.DEBUG if verbose else logging.ERROR)

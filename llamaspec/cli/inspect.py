@@ -29,13 +29,13 @@ def inspect(
 
     Exit code 0: they fit, or there is one file. 1: they do not fit. 2: a file cannot be read.
     """
-    from llamaspec.hub import resolve
+    from llamaspec.models import find_target
     from llamaspec.runtime.describe import describe
 
     with guarded():
         if len(files) > 2:
             raise OptionError(f"{len(files)} files were given; inspect takes one or two")
-        found = [describe(resolve(file)) for file in files]
+        found = [describe(find_target(file).path) for file in files]
         verdict = _verdict(found) if len(found) == 2 else None
         if as_json:
             typer.echo(json.dumps(_as_json(found, verdict), indent=2, ensure_ascii=False))

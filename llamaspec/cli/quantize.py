@@ -35,7 +35,7 @@ def quantize(
 
     Exit code 0: done. 2: bad input, with the reason on stderr. 130: interrupted, OUT as before.
     """
-    from llamaspec.hub import resolve
+    from llamaspec.models import find_target
 
     show_log(verbose)
     with guarded():
@@ -46,7 +46,7 @@ def quantize(
         show = None if verbose or not on_terminal() else _show
         try:
             report = run(
-                resolve(source),
+                find_target(source).path,
                 output,
                 type_name,
                 threads=threads,

@@ -14,13 +14,14 @@ from llamaspec import demo
 from llamaspec.cli import sampling
 from llamaspec.cli.explain import explanation
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
+from llamaspec.cli.sharing import AUTO, generate_options, load_options
 from llamaspec.errors import OptionError
 from llamaspec.options import (
     ALL_LAYERS,
     DEFAULT_MAX_TOKENS,
     MAX_SEED,
     GenerateOptions,
-    LoadOptions,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from llamaspec.session import Session
     from llamaspec.text.prompt import Prompt
 
-_AUTO = "auto"
 _WARM_UP_TOKENS = 8
 _DEFAULTS = GenerateOptions()
 
@@ -52,19 +52,21 @@ def run(
         typer.Option(
             "-m",
             "--model",
-            help="Target GGUF or hf://owner/repo/file.gguf; absent: the bundled pair.",
+            help="Target GGUF or owner/repo:Q4_K_M of the Hub; absent: the bundled pair.",
         ),
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option("-d", "--draft", help="Its DSpark or DFlash draft GGUF, or lookup."),
+        typer.Option(
+            "-d", "--draft", help="Its draft: file, checkpoint, repository; auto or lookup."
+        ),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("-n", "--max-tokens", help="Most tokens to generate.")
     ] = DEFAULT_MAX_TOKENS,
     draft_max: Annotated[
         str, typer.Option("--draft-max", help="Most proposals a round, or auto: as many as pay.")
-    ] = _AUTO,
+    ] = AUTO,
     lookup: Annotated[
         bool,
         typer.Option(
@@ -75,6 +77,13 @@ def run(
         str | None,
         typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
     ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="What auto takes: auto, what pays; full, whole blocks; P, the surer than P.",
+        ),
+    ] = AUTO,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how many proposals were verified, and why.")
     ] = False,
@@ -133,6 +142,7 @@ def run(
     split_mode: Annotated[
         str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
     ] = "layer",
+    rpc: Rpc = None,
     context: Annotated[
         int,
         typer.Option(
@@ -159,6 +169,7 @@ def run(
 
     Exit code 0: done. 2: bad input, with the reason on stderr. 130: interrupted.
     """
+    given = locals()
     show_log(verbose)
     with guarded():
         if plain and compare:
@@ -166,48 +177,9 @@ def run(
                 "--plain and --compare exclude each other; --compare decodes plainly too"
             )
         # what can be refused is refused before anything is loaded
-        options = LoadOptions(
-            context=context,
-            n_gpu_layers=n_gpu_layers,
-            n_gpu_layers_draft=n_gpu_layers_draft,
-            threads=threads,
-            head=head,  # type: ignore[arg-type]
-            device=device,
-            device_draft=device_draft,
-            split_mode=split_mode,  # type: ignore[arg-type]
-            exact=exact,
-            lookup=lookup,
-            cost_curve=cost_curve,
-        )
-        generate = GenerateOptions(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=tuple(stop or ()),
-            draft_max=0 if plain else _most(draft_max),
-            accept=accept,  # type: ignore[arg-type]
-            logprobs=logprobs,
-            # one prompt a process, but for comparisons, which start cold
-            cache_prompt=False,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            dry_multiplier=dry_multiplier,
-            dry_base=dry_base,
-            dry_allowed_length=dry_allowed_length,
-            dry_penalty_last_n=dry_penalty_last_n,
-            dry_sequence_breakers=tuple(
-                dry_sequence_breaker or _DEFAULTS.dry_sequence_breakers,
-            ),
-            logit_bias=sampling.read_biases(logit_bias),
-            grammar=sampling.read_text("--grammar", grammar),
-            json_schema=sampling.read_text("--json-schema", json_schema),
-        )
+        options = load_options(given)
+        # one prompt a process, but for comparisons, which start cold
+        generate = generate_options(given, cache_prompt=False)
         if compare and accept != "match" and temperature > 0:
             raise OptionError(
                 f"--compare compares texts and --accept {accept} gives others than the target's "
@@ -224,15 +196,6 @@ def run(
             if explain and not as_json:
                 for line in explanation(done, session, generate):
                     _say(line)
-
-
-def _most(text: str) -> int | None:
-    if text == _AUTO:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise OptionError(f"--draft-max is {text!r}; it must be a whole number or auto") from None
 
 
 def _execute(session: "Session", job: _Job, *, compare: bool, as_json: bool) -> "Completion":

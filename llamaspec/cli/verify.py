@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
 from llamaspec.cli.quantize import clear_line, on_terminal, show_line
 from llamaspec.errors import OptionError
 from llamaspec.options import ALL_LAYERS, LoadOptions
@@ -39,6 +40,7 @@ def verify(
         int | None, typer.Option("--draft-max", help="Most proposals a round; absent: the block.")
     ] = None,
     n_gpu_layers: Annotated[int, typer.Option("-ngl", help="Layers on the GPU.")] = ALL_LAYERS,
+    rpc: Rpc = None,
     context: Annotated[int, typer.Option("-c", "--context", help="0: the model's.")] = 0,
     threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
     flash_attention: Annotated[
@@ -59,6 +61,7 @@ def verify(
         options = LoadOptions(
             context=context,
             n_gpu_layers=n_gpu_layers,
+            rpc=rpc,
             threads=threads,
             flash_attention=flash_attention,  # type: ignore[arg-type]
             exact=exact,

@@ -1,51 +1,51 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
 import itertools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 
 import numpy as np
 
-from llamaspec.draft.drafter import NOTHING, Drafter, Features, Proposal, Span
+from llamaspec.draft.drafter import NOTHING, Drafter, Proposal, Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
+from llamaspec.engine.logprobs import logprobs_of
 from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.plain import PlainRuns
-from llamaspec.engine.sequence import Request, Sequence
+from llamaspec.engine.prompts import Prompts
+from llamaspec.engine.queue import Queue
+from llamaspec.engine.sequence import NO_SLOT, Request, Sequence
 from llamaspec.engine.slots import Held, Slots
+from llamaspec.engine.teacher import Teacher
 from llamaspec.errors import LlamaSpecError
-from llamaspec.runtime.arrays import FloatArray
-from llamaspec.runtime.batch import ALL_OUTPUT, LAST_OUTPUT, NO_OUTPUT, Batch
+from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
-from llamaspec.trace import Round, TokenLogprob
+from llamaspec.trace import Round
 from llamaspec.verify.accept import Verification, accept, certain_part
-
-logger = logging.getLogger("llamaspec")
 
 
 class Engine:
-    """Runs up to `slots` sequences over one target context and, where there is one, a drafter.
+    """Runs up to `slots` sequences over one target context and, where there is one, a drafter;
+    others wait their turn.
 
-    Between steps, for every unfinished sequence: the target's KV cache holds `n_past` positions
-    and the drafter knows the features of exactly those. `doubt`: which choices of a pass over
-    several rows are settled by single rows (exact mode, of one slot). `prompt_end_twice`: decode
-    the end of a prompt without features first, for its token: where the last layer's output is a
-    feature, that layer computes all rows of a pass, and a prompt's last row unlike a row alone.
-    `whole_parts`: of an earlier prompt's caches reuse only the parts of n_batch positions that the
-    new prompt is split into as well (exact mode). `pacing`: who chooses how much is drafted.
+    Between steps, for every unfinished sequence that has a slot: the target's KV cache holds
+    `n_past` positions and the drafter knows the features of exactly those. `doubt`: which choices
+    of a pass over several rows are settled by single rows (exact mode, of one slot). `prompts`: how
+    prompts are taken in. `pacing`: who chooses how much is drafted.
 
     A recurrent target goes back by one block at most, and only once a pass; where more has to go,
     its positions are computed anew (`anew.py`).
     """
 
-    prompt_end_twice = False
-    whole_parts = False
-
     def __init__(
-        self, target: TargetContext, drafter: Drafter | None, doubt: Doubt = NO_DOUBT
+        self,
+        target: TargetContext,
+        drafter: Drafter | None,
+        doubt: Doubt = NO_DOUBT,
+        queue: int = 0,
     ) -> None:
+        """Take what computes. queue: how many may wait for a slot."""
         self.doubt = doubt
         self.pacing = Pacing()
         # the rule of acceptance; only benchmarks with scripted acceptance replace it
@@ -57,40 +57,80 @@ class Engine:
         self._target = target
         self._drafter = drafter
         self._slots = Slots(slots)
+        self._queue = Queue(queue)
         self._active: list[Sequence] = []
         rows = 1 + (drafter.proposals if drafter else 0)
         self._batch = Batch.create(max(target.shape.n_batch, slots * rows))
         self._plain = PlainRuns(target, drafter, self._batch)
         self._anew = Anew(target, self._batch, rows)
-        self._warned = False
+        self._teacher = Teacher(target, drafter)
+        self.prompts = Prompts(target, self._teacher, self._batch, self._anew)
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait for a slot."""
+        return len(self._queue)
+
+    @property
+    def active(self) -> int:
+        """How many sequences have a slot."""
+        return len(self._active)
+
+    def submit(self, request: Request) -> Sequence:
+        """Take a request in; it starts in one of the next steps. Raises QueueFullError."""
+        sequence = Sequence(NO_SLOT, request)
+        self._queue.add(sequence, self._slots.free)
+        return sequence
 
     def admit(self, request: Request) -> Sequence:
-        """Take a prompt in and commit its first token. Raises DecodeError; the slot is free again
-        then.
+        """Start a request at once and commit its first token. Raises DecodeError and SamplingError;
+        the slot is free again then.
         """
-        if not self._slots:
+        if not self._slots.free:
             raise LlamaSpecError(
                 f"all {self._target.shape.n_seq} sequences are in use; "
                 "finish or close a stream first"
             )
-        slot, held = self._slots.take(request.prompt if request.cache_prompt else None)
-        sequence = Sequence(slot, request)
-        self.pacing.begin(sequence)
-        self._active.append(sequence)
+        sequence = Sequence(NO_SLOT, request)
         try:
-            sequence.cached = self._keep(sequence, held)
-            self._prefill(sequence)
+            self._enter(sequence)
+            while sequence.filling:
+                self._fill([sequence])
+            if sequence.failure is not None:
+                raise sequence.failure
         except BaseException:
             self.release(request)
             raise
-        sequence.certain = True
         return sequence
 
+    def _enter(self, sequence: Sequence) -> None:
+        request = sequence.request
+        sequence.slot, held = self._slots.take(request.prompt if request.cache_prompt else None)
+        self._active.append(sequence)
+        self.pacing.begin(sequence)
+        self.prompts.begin(sequence, held)
+
+    def _fill(self, sequences: list[Sequence]) -> None:
+        self._publish()
+        self.prompts.fill(sequences)
+
     def step(self) -> None:
-        """One round for every unfinished sequence."""
-        active = [s for s in self._active if s.finish_reason is None]
-        if not active:
-            return
+        """One part of prompts that are to be taken in, and one round for every other sequence that
+        has a slot. Raises DecodeError where a round fails; who has a slot keeps it.
+        """
+        while self._slots.free and self._queue:
+            self._enter(self._queue.take())
+        filling = [s for s in self._active if s.filling]
+        # who gets his first token in this step does not wait for a round to have it
+        active = [s for s in self._active if s.finish_reason is None and not s.filling]
+        if filling:
+            self._fill(filling)
+        if active:
+            self._rounds(active)
+        for sequence in [s for s in self._active if s.finish_reason is not None]:
+            self.release(sequence.request)
+
+    def _rounds(self, active: list[Sequence]) -> None:
         certain = [s for s in active if s.certain]
         for sequence in active:
             sequence.certain = False
@@ -104,18 +144,18 @@ class Engine:
             raise
         for sequence in certain:
             sequence.certain = True
-        if len(active) == 1:
-            spent = perf_counter() - self._spent - began
-            self.pacing.observe_besides(active[0], spent, rounds)
+        self.pacing.observe_besides(active, perf_counter() - self._spent - began, rounds)
 
     @property
     def _spent(self) -> float:
         return self._target.seconds + (self._drafter.seconds if self._drafter else 0.0)
 
     def release(self, request: Request) -> None:
-        """Free the slot of a request, finished or not; its caches stay for a prompt that goes on
-        from there. A second call does nothing.
+        """Free the slot of a request, finished or not, or its place in the queue; its caches stay
+        for a prompt that goes on from there. A second call does nothing.
         """
+        if self._queue.remove(request):
+            return
         for sequence in [s for s in self._active if s.request is request]:
             self._active.remove(sequence)
             self.pacing.end(sequence)
@@ -129,7 +169,8 @@ class Engine:
                 self._drafter.keep(slot, length if certain else 0)
             if certain:
                 text = np.array(sequence.text[:length], np.int32)
-                self._slots.remember(slot, Held(text, len(request.prompt)))
+                prompt = min(length, len(request.prompt))
+                self._slots.remember(slot, Held(text, prompt))
             else:
                 self._target.truncate(slot, 0)
 
@@ -145,9 +186,7 @@ class Engine:
         for sequences, proposals in self._passes(active, proposed):
             before = self._target.seconds
             starts, choices = self._verify(sequences, proposals)
-            if len(active) == 1:
-                spent = self._target.seconds - before
-                self.pacing.observe(active[0], proposals[0], spent)
+            self.pacing.observe_pass(sequences, proposals, self._target.seconds - before)
             verified = self._accept(sequences, proposals, starts, choices)
             if self.doubt:
                 verified = [self._settle(sequences[0], verified[0])]
@@ -163,9 +202,9 @@ class Engine:
         kept, decoded = self._plain.run(sequence, self.pacing, most)
         if kept < decoded:
             self._cut(sequence)
-        if sequence.request.draft_max > 0 and self._learns:
+        if self._teacher.wants(sequence):
             spans = [Span(sequence.slot, position, kept)]
-            self._teach(partial(self._target.run_features, kept), spans)
+            self._teacher.teach(partial(self._target.run_features, kept), spans)
         return True
 
     def _passes(
@@ -210,106 +249,24 @@ class Engine:
         sequence.near_ties += sequence.in_doubt
         return certain
 
-    def _keep(self, sequence: Sequence, held: Held) -> int:
-        """Cut the caches of a slot to what they can keep of a prompt; return how many positions.
-
-        The last token is left out: its row gives the first choice.
-        """
-        slot, request = sequence.slot, sequence.request
-        kept = self._whole(min(held.common(request.prompt), len(request.prompt) - 1), held)
-        if not request.cache_prompt:
-            kept = 0
-        if self._drafter is not None:
-            known = self._drafter.keep(slot, kept)
-            if self._learns and request.draft_max > 0:
-                # what a request without the draft has not taught it comes from the target again
-                kept = self._whole(known, held)
-        # somebody else may have used the context meanwhile
-        if not self._target.can_truncate(slot, kept) or self._target.length(slot) < kept:
-            kept = 0
-        if self._drafter is not None:
-            self._drafter.keep(slot, kept)
-        self._target.truncate(slot, kept)
-        return kept
-
-    def _whole(self, length: int, held: Held) -> int:
-        """What a cold start would have computed in the same passes, where only that will do."""
-        if not self.whole_parts:
-            return length
-        length = min(length, held.prompt)
-        return length - length % self._target.shape.n_batch
-
-    def _prefill(self, sequence: Sequence) -> None:
-        request, batch = sequence.request, self._batch
-        drafting = self._learns and request.draft_max > 0
-        self._publish()
-        first, end = 0, len(request.prompt)
-        for start in range(sequence.cached, end, self._target.shape.n_batch):
-            self._add_prompt(sequence, start)
-            if start + batch.size == end:
-                first = self._first(sequence, start, again=drafting and self.prompt_end_twice)
-            else:
-                self._target.decode(batch)
-            if drafting:
-                count = batch.size
-                read = partial(self._target.features_view, list(range(count)))
-                self._teach(read, [Span(sequence.slot, start, count)])
-        sequence.commit([first])
-        sequence.clean = end
-
-    def _add_prompt(self, sequence: Sequence, start: int) -> None:
-        """Make the prompt's part from `start` on the batch, with the last row's output wanted."""
-        prompt = sequence.request.prompt
-        part = prompt[start : start + self._target.shape.n_batch].tolist()
-        output = LAST_OUTPUT if start + len(part) == len(prompt) else NO_OUTPUT
-        self._batch.clear()
-        self._batch.add_tokens(part, start=start, seq=sequence.slot, output=output)
-
-    def _first(self, sequence: Sequence, start: int, *, again: bool) -> int:
-        """Decode the end of a prompt, in the batch; return the first token."""
-        batch, draw = self._batch, sequence.request.draw
-        if again:
-            self._target.publish(False)
-        if draw is None:
-            first = self._target.decode_choose(batch, 1)[0]
-        else:
-            self._target.decode(batch)
-            first = draw(batch.size - 1, 0)
-        sequence.logprobs += self._logprobs(sequence.request, [first], batch.size - 1)
-        if again:
-            if not self._target.truncate(sequence.slot, start):
-                self._rebuild(sequence, start)
-                self._add_prompt(sequence, start)
-            self._publish()
-            self._target.decode(batch)
-        return first
-
-    @property
-    def _learns(self) -> bool:
-        return self._drafter is not None and self._drafter.reads_features
-
     def _publish(self) -> None:
-        wanted = self._learns and any(s.request.draft_max > 0 for s in self._active)
-        self._target.publish(wanted)
+        self._teacher.publish(self._active)
 
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
-        pacing, alone = self.pacing, len(active) == 1
-        parked = [pacing.parked(s, alone=alone) for s in active]
-        if self._drafter is None or (all(parked) and not self._drafter.proposes_parked):
+        widths = self.pacing.plan(active)
+        if self._drafter is None or not (any(widths) or self._drafter.proposes_parked):
             return [NOTHING] * len(active)
         anchors = [
-            sequence.place(pacing.block(sequence, alone=alone), parked=waits)
-            for sequence, waits in zip(active, parked, strict=True)
+            sequence.place(width or sequence.request.draft_max, parked=not width)
+            for sequence, width in zip(active, widths, strict=True)
         ]
         before = self._drafter.seconds
         try:
             offers = self._drafter.propose(anchors)
-            if alone and offers[0].ids and not offers[0].cheap:
-                pacing.observe_draft(active[0], self._drafter.seconds - before)
-            pairs = zip(active, offers, strict=True)
-            return [pacing.cut(s, offer, alone=alone) for s, offer in pairs]
+            self.pacing.observe_draft(active, offers, self._drafter.seconds - before)
+            return self.pacing.cut(active, offers)
         except Exception as error:
-            self._warn(error)
+            self._teacher.warn(error)
             return [NOTHING] * len(active)
 
     def _verify(
@@ -360,44 +317,20 @@ class Engine:
             slot, position, anchor = sequence.slot, sequence.n_past, sequence.anchor
             ids, confidence = proposal.ids, proposal.confidence
             offered = max(len(ids), proposal.offered)
-            logprobs = self._logprobs(sequence.request, result.tokens, start)
+            logprobs = logprobs_of(self._target, sequence.request, result.tokens, start)
             kept = sequence.commit(result.tokens)
             sequence.logprobs += logprobs[:kept]
             accepted = min(result.accepted, kept)
             if kept or sequence.failure is None:
-                record = Round(position, anchor, ids, confidence, accepted, kept, replayed, offered)
+                counts = accepted, kept, replayed, offered, len(active)
+                record = Round(position, anchor, ids, confidence, *counts)
                 sequence.rounds.append(record)
             self.pacing.learn(sequence, proposal, result)
             if kept <= len(ids):
                 self._cut(sequence)
             # a text's last rows too: the next turn then goes on from where plain decoding would
-            if kept and sequence.request.draft_max > 0:
+            if kept and self._teacher.wants(sequence):
                 rows += range(start, start + kept)
                 spans.append(Span(slot, position, kept))
-        if rows and self._learns:
-            self._teach(partial(self._target.features_view, rows), spans)
-
-    def _logprobs(self, request: Request, tokens: list[int], start: int) -> list[TokenLogprob]:
-        """The log-probabilities that a request wants of tokens from batch rows from `start` on."""
-        if request.logprobs is None or not tokens:
-            return []
-        rows = list(range(start, start + len(tokens)))
-        found, ids, top = self._target.logprobs(rows, tokens, request.logprobs)
-        columns = tokens, found.tolist(), ids.tolist(), top.tolist()
-        return [
-            TokenLogprob(token, own, tuple(zip(others, values, strict=True)))
-            for token, own, others, values in zip(*columns, strict=True)
-        ]
-
-    def _teach(self, read: Callable[[], FloatArray], spans: list[Span]) -> None:
-        """Hand the features of committed rows to the drafter."""
-        assert self._drafter is not None
-        try:
-            self._drafter.commit(Features(read(), spans))
-        except Exception as error:
-            self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        level = logging.DEBUG if self._warned else logging.WARNING
-        self._warned = True
-        logger.log(level, "the draft failed, decoding goes on without it for now: %s", error)
+        if rows:
+            self._teacher.teach(partial(self._target.features_view, rows), spans)

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from llamaspec.draft.drafter import Anchor, Dice, Proposal
 from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
-from llamaspec.errors import SamplingError
+from llamaspec.errors import LlamaSpecError, SamplingError
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.schedule.member import Member
 from llamaspec.schedule.pace import Gait
 from llamaspec.trace import Round, TokenLogprob
 
+NO_SLOT = -1
+"""Of a sequence that waits for one."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Request:
     """What to generate. prompt [n] token ids; limit: most tokens; draft_max: most proposals a
     round, 0 for none.
@@ -23,7 +27,7 @@ class Request:
     logprobs: how many likeliest alternatives to keep with every token, None to keep no
     log-probabilities. cache_prompt: start from what a slot's caches hold already. auto: how many
     of draft_max to propose is left to the pace. together: nobody waits for single rounds, so that
-    plain ones may go several at once.
+    plain ones may go several at once. priority: the higher goes first where requests wait.
     """
 
     prompt: IntArray
@@ -36,20 +40,23 @@ class Request:
     cache_prompt: bool = False
     auto: bool = False
     together: bool = False
+    priority: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
-    """A request in a slot. The last token is the anchor: committed, but not yet in the KV cache.
+    """A request, waiting or in a slot. The last token is the anchor: committed, but not yet in the
+    KV cache.
 
-    text: prompt and tokens. cached: positions of the prompt that the caches held already.
+    text: prompt and tokens. cached: positions of the prompt that the caches held already. filled:
+    those that they hold now, while the prompt is taken in.
     certain: nothing has gone wrong, the caches hold what `text` says.
     clean: how many positions of the KV cache, from the first on, hold what plain decoding would
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
     clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
-    already, by chance; an interrupted round leaves them to the next. gait: what the pace knows of
-    this text, None where it is not asked. lost: the target no longer holds `n_past` positions, and
-    has to compute them anew.
+    already, by chance; an interrupted round leaves them to the next. gait, member: what the pace
+    and the crowd know of this text, None where they are not asked. lost: the target no longer holds
+    `n_past` positions, and has to compute them anew.
     """
 
     slot: int
@@ -57,14 +64,16 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    failure: SamplingError | None = None
+    failure: LlamaSpecError | None = None
     cached: int = 0
+    filled: int = 0
     certain: bool = False
     clean: int = 0
     in_doubt: bool = False
     near_ties: int = 0
     decided: list[int] = field(default_factory=list)
     gait: Gait | None = None
+    member: Member | None = None
     lost: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +94,12 @@ class Sequence:
         """Positions in the target's KV cache, and feature rows in the draft's: all but the
         anchor.
         """
-        return self._before + len(self.tokens)
+        return self._before + len(self.tokens) if self.tokens else self.filled
+
+    @property
+    def filling(self) -> bool:
+        """Whether the prompt is still being taken in."""
+        return not self.tokens and self.finish_reason is None
 
     @property
     def draft_limit(self) -> int:
@@ -127,6 +141,17 @@ class Sequence:
                     return
         except SamplingError as error:
             self.failure = error
+
+    def begin(self, first: int) -> None:
+        """The prompt is in the caches, and this is the token after it."""
+        self.commit([first])
+        self.clean = self.filled
+
+    def fail(self, error: LlamaSpecError) -> None:
+        """End the text with an error; the caches are not to be trusted."""
+        self.failure = error
+        self.certain = False
+        self.request.ending.reason = "error"
 
     def commit(self, tokens: list[int]) -> int:
         """Append tokens up to where the text ends; return how many were kept."""

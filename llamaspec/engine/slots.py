@@ -33,9 +33,10 @@ class Slots:
         self._free = list(range(count))
         self._held = [NOTHING_HELD] * count
 
-    def __bool__(self) -> bool:
-        """Whether one is free."""
-        return bool(self._free)
+    @property
+    def free(self) -> int:
+        """How many are free."""
+        return len(self._free)
 
     def take(self, prompt: IntArray | None) -> tuple[int, Held]:
         """Take the free slot with the longest beginning in common with a prompt; return it with

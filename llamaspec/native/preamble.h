@@ -3,5 +3,6 @@
 #include <stdint.h>
 
 #include "ggml-backend.h"
+#include "ggml-rpc.h"
 #include "llama.h"
 #include "shim.h"

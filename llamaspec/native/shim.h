@@ -7,6 +7,13 @@ const char * ls_last_error(void);
 /* Load the backends found in dir. Returns the number of devices. */
 int ls_load_backends(const char * dir);
 
+/* Servers of llama.cpp's RPC backend, as "host:port". Add one, which is asked for its devices, at most n: returns how many
+   it has, 0 where it cannot be reached, negative where this build has no such backend. No device is registered with ggml. */
+int ls_rpc_add(const char * endpoint, ggml_backend_dev_t * devices, int n);
+
+/* How many connections to one were lost, or could not be made, until now; open: whether one is in use. */
+unsigned ls_rpc_lost(const char * endpoint, int * open);
+
 /* Log lines are kept in a bounded queue from which Python drains. level: ggml_log_level. */
 void ls_log_install(int min_level);
 int ls_log_next(int * level, char * text, int size);

@@ -14,7 +14,10 @@ _ready = False
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device that llama.cpp can compute on; memory in bytes, as the backend reports it."""
+    """One device that llama.cpp can compute on; memory in bytes, as the backend reports it.
+
+    kind: cpu, gpu, igpu, accelerator, remote (of an RPC server, whose address is the description).
+    """
 
     name: str
     description: str
@@ -25,6 +28,10 @@ class Device:
     @property
     def is_gpu(self) -> bool:
         return self.kind in ("gpu", "igpu")
+
+    @property
+    def is_remote(self) -> bool:
+        return self.kind == "remote"
 
 
 def initialise() -> None:

@@ -2,17 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from llamaspec.errors import ModelLoadError
+from llamaspec.errors import DecodeError, ModelLoadError
 from llamaspec.ffi import ffi, lib
-from llamaspec.runtime import backend, log
+from llamaspec.runtime import backend, log, remote
 from llamaspec.runtime.description import DRAFT_ARCHITECTURE
 from llamaspec.runtime.handle import NativeHandle
-from llamaspec.runtime.placement import Placement
+from llamaspec.runtime.placement import CPU, Placement
 from llamaspec.runtime.vocab import Vocab
 
 ON_CPU = Placement(n_gpu_layers=0)
+_TABLES = rb"^(token_embd|output)\."
 _SPLIT_MODES = {
     "none": lib.LLAMA_SPLIT_MODE_NONE,
     "layer": lib.LLAMA_SPLIT_MODE_LAYER,
@@ -29,6 +30,8 @@ class Model(NativeHandle):
     n_embd: int
     n_layer: int
     n_ctx_train: int
+    # the RPC servers that have part of it, with how many connections to each had been lost before
+    _servers: dict[str, int]
 
     @classmethod
     def load(cls, path: Path, placement: Placement = ON_CPU) -> Self:
@@ -40,24 +43,39 @@ class Model(NativeHandle):
         params = lib.llama_model_default_params()
         params.n_gpu_layers = placement.n_gpu_layers
         params.split_mode = _SPLIT_MODES[placement.split_mode]
-        names = [ffi.new("char[]", name.encode()) for name in placement.devices]
-        chosen = [lib.ggml_backend_dev_by_name(name) for name in names]
+        servers = {server: remote.losses(server) for server in placement.servers}
+        chosen = [remote.pointer(name) for name in placement.devices]
         listed = ffi.new("ggml_backend_dev_t[]", [*chosen, ffi.NULL])
         # an empty list would mean no device at all, at which llama.cpp has crashed
         params.devices = listed if chosen else ffi.NULL
+        overrides = _overrides(placement.head)
+        params.tensor_buft_overrides = overrides[0] if overrides else ffi.NULL
         native = ffi.new("struct llama_model_params *", params)
         ptr = lib.ls_model_load(os.fsencode(path), native)
         lines = log.drain()
-        if not ptr:
-            raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {log.reason(lines)}")
+        lost = _lost(servers)
+        if not ptr or lost:
+            lib.llama_model_free(ptr)
+            reason = f"RPC server {lost} was lost" if lost else log.reason(lines)
+            raise ModelLoadError(f"{path.name}: llama.cpp cannot load it: {reason}")
         model = cls(ptr, lib.llama_model_free)
-        model.path = path
+        model.path, model._servers = path, servers
         model._check_decoder()
         model.vocab = Vocab(model)
         model.n_embd = lib.llama_model_n_embd(ptr)
         model.n_layer = lib.llama_model_n_layer(ptr)
         model.n_ctx_train = lib.llama_model_n_ctx_train(ptr)
         return model
+
+    def check_servers(self) -> None:
+        """Raise DecodeError where a server that has part of the model is lost: what passes give
+        since is not to be used.
+        """
+        if lost := _lost(self._servers):
+            raise DecodeError(
+                f"{self.path.name}: the connection to the RPC server {lost} is lost, and with it "
+                "the part of the model there; see why, and load the model again"
+            )
 
     def _check_decoder(self) -> None:
         # llama.cpp ends the process where a decoder's encoder has not run; a draft's is the `fc`
@@ -111,3 +129,25 @@ class Model(NativeHandle):
         if window := self._integer("shortconv.l_cache"):
             rows = self.n_embd * (window - 1)
         return 4 * self.n_layer * rows
+
+
+def _lost(servers: dict[str, int]) -> str | None:
+    """The first of the servers of which more connections are lost than there had been."""
+    return next((name for name, n in servers.items() if remote.losses(name) != n), None)
+
+
+def _overrides(head: str | None) -> tuple[Any, ...]:
+    """Where embedding and head are to be, for llama.cpp, and what has to live as long; () for
+    wherever the layers are.
+    """
+    if head is None:
+        return ()
+    on_cpu = head == CPU
+    buffers = (
+        lib.ggml_backend_cpu_buffer_type()
+        if on_cpu
+        else lib.ggml_backend_dev_buffer_type(remote.pointer(head))
+    )
+    pattern = ffi.new("char[]", _TABLES)
+    listed = ffi.new("struct llama_model_tensor_buft_override[2]", [(pattern, buffers)])
+    return listed, pattern

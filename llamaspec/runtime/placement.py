@@ -1,14 +1,13 @@
 """Where target and draft are to compute; what llama.cpp cannot do of it is said before loading."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamaspec.errors import IncompatibleDraftError, OptionError
 from llamaspec.options import SplitMode
 from llamaspec.runtime.backend import Device
 
 CPU = "cpu"
-_REMOTE = "RPC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +18,15 @@ class Placement:
         n_gpu_layers: layers off the CPU, negative for all.
         devices: names of the devices that may be used, () for all there are.
         split_mode: how a model is divided among several.
+        head: the local device, or "cpu", that embedding and head stay on, whatever the rest does.
+        servers: addresses of the RPC servers that have part of it.
     """
 
     n_gpu_layers: int = -1
     devices: tuple[str, ...] = ()
     split_mode: SplitMode = "layer"
+    head: str | None = None
+    servers: tuple[str, ...] = ()
 
     @property
     def on_cpu(self) -> bool:
@@ -39,8 +42,10 @@ def place(
     Raises:
         OptionError: there is no such device, or the CPU is to share a model with others.
     """
+    remote = [device for device in there if device.is_remote]
     if names is None:
-        return Placement(n_gpu_layers, (), split_mode)
+        used = [*remote, *(device for device in there if device.is_gpu)] if remote else []
+        return _with_servers(n_gpu_layers, used, split_mode)
     wanted = [name.strip() for name in names.split(",")]
     if CPU in (name.lower() for name in wanted):
         if len(wanted) > 1:
@@ -56,7 +61,35 @@ def place(
             raise OptionError(f"there is no device {name!r}; there are {listed}")
     if len(set(wanted)) < len(wanted):
         raise OptionError(f"device {names!r} names one device twice")
-    return Placement(n_gpu_layers, tuple(wanted), split_mode)
+    named = [device for name in wanted for device in there if device.name == name]
+    return _with_servers(n_gpu_layers, named, split_mode)
+
+
+def _with_servers(n_gpu_layers: int, used: list[Device], split_mode: SplitMode) -> Placement:
+    """On the devices `used`. With servers among them embedding and head stay here: a draft reads
+    them, and logits are many times larger than what the head is computed from.
+    """
+    names = tuple(device.name for device in used)
+    servers = tuple(dict.fromkeys(device.description for device in used if device.is_remote))
+    local = [device.name for device in used if not device.is_remote]
+    head = (local[-1] if local else CPU) if servers else None
+    return Placement(n_gpu_layers, names, split_mode, head, servers)
+
+
+def place_draft(
+    names: str | None, n_gpu_layers: int, target: Placement, there: Sequence[Device]
+) -> Placement:
+    """A draft's placement. Without a wish it goes where its target is, but never to a server.
+
+    Raises:
+        OptionError: as `place`.
+    """
+    local = [device for device in there if not device.is_remote]
+    draft = place(names, n_gpu_layers, "layer", there if names else local)
+    if names is not None or draft.on_cpu or not target.devices:
+        return draft
+    shared = tuple(device.name for device in local if device.name in target.devices)
+    return replace(draft, devices=shared) if shared else Placement(0)
 
 
 def check_placement(
@@ -73,12 +106,15 @@ def check_placement(
         IncompatibleDraftError: with the way out.
     """
     used, drafting = (_used(placement, there) for placement in (target, draft))
-    remote = sorted(name for name in used | drafting if name.startswith(_REMOTE))
-    if remote:
+    remote = {device.name: device.description for device in there if device.is_remote}
+    if far := sorted(drafting & remote.keys()):
         raise IncompatibleDraftError(
-            f"{remote[0]} is a remote device, on which llama.cpp does not run block drafts; name "
-            "local devices (--device), or decode without the draft"
+            f"{far[0]} is a device of the RPC server {remote[far[0]]}, on which llama.cpp does not "
+            "run block drafts; give the draft a local device (--device-draft) or cpu"
         )
+    if target.servers:
+        _check_head(target, drafting, own_tables)
+        return
     if target.split_mode in ("row", "tensor") and len(used) > 1 and not own_tables:
         raise IncompatibleDraftError(
             f"the target's head is split among {len(used)} devices (split mode "
@@ -97,6 +133,16 @@ def check_placement(
             f"the draft is to compute on {', '.join(sorted(drafting))} and reads embedding and "
             f"head of the target, which is on {', '.join(sorted(used))}; place it there or on the "
             "CPU (-ngld 0), or convert it with --standalone"
+        )
+
+
+def _check_head(target: Placement, drafting: set[str], own_tables: bool) -> None:
+    apart = sorted(drafting - {target.head})
+    if apart and not own_tables:
+        raise IncompatibleDraftError(
+            f"the draft is to compute on {apart[0]} and reads embedding and head of the target, "
+            f"which stay on {target.head} while RPC servers have its layers; place the draft there "
+            "(--device-draft), or convert it with --standalone"
         )
 
 

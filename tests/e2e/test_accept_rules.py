@@ -259,7 +259,7 @@ def test_sequences_at_once_are_what_they_are_alone(rule: str) -> None:
     with load(threads=1, context=256) as session:
         alone = [complete(session, asked, rule, **given) for asked, given in tasks]
     usual = {"max_tokens": 40, "temperature": 1.0, "logprobs": 2, "accept": rule}
-    with load(threads=1, context=256, sequences=len(tasks)) as session:
+    with load(threads=1, context=256, max_sequences=len(tasks)) as session:
         streams = [session.stream(asked, **{**usual, **given}) for asked, given in tasks]
         found = list(zip(*itertools.zip_longest(*map(collected(session), streams)), strict=True))
         for pieces, expected in zip(found, alone, strict=True):
@@ -287,7 +287,7 @@ def collected(session: Session) -> Any:  # noqa: ANN401
 @pytest.fixture(scope="module")
 def known() -> Iterator[tuple[Prompted, dict[Text, float]]]:
     """A prompt, and the probability of every text that plain decoding goes on with."""
-    options = LoadOptions(threads=1, sequences=SLOTS, context=256)
+    options = LoadOptions(threads=1, max_sequences=SLOTS, context=256)
     pair = load_pair(demo.target_path(), demo.draft_path(), options)
     try:
         prompted = Prompted(pair, pair.model.vocab.tokenize("A yard is", add_special=True))

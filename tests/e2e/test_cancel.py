@@ -36,7 +36,7 @@ def agrees(session: Session, done: Completion, whole: Completion) -> None:
     assert sum(r.committed for r in done.rounds) == n - 1
     pair = session._pair
     held = done.stats.prompt_tokens + n - 1
-    assert max(pair.context.length(slot) for slot in range(pair.options.sequences)) == held
+    assert max(pair.context.length(slot) for slot in range(pair.options.max_sequences)) == held
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -87,7 +87,7 @@ def test_a_generation_that_another_thread_cancels(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_task_that_is_cancelled_and_its_neighbour() -> None:
-    with load(threads=1, context=512, sequences=2) as session:
+    with load(threads=1, context=512, max_sequences=2) as session:
         expected = session.generate(OTHER, max_tokens=40, draft_max=2)
 
         async def cancelled() -> None:

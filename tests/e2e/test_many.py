@@ -40,7 +40,7 @@ def test_interleaved_streams_are_what_single_ones_are() -> None:
     with load(threads=1, context=256) as session:
         for _, prompt in PROMPTS:
             list(streamed(session, prompt, alone))
-    with load(threads=1, context=256, sequences=len(PROMPTS)) as session:
+    with load(threads=1, context=256, max_sequences=len(PROMPTS)) as session:
         list(itertools.zip_longest(*(streamed(session, p, together) for _, p in PROMPTS)))
     for prompt, single in alone.items():
         assert single.token_ids == together[prompt].token_ids
@@ -54,7 +54,7 @@ def test_a_failure_that_hits_two_sequences_is_made_good_in_the_one_that_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     failures = iter([False, False, True])
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         (_, first), (_, second) = PROMPTS[2], PROMPTS[3]
         leaving = session.stream(messages(first), max_tokens=TOKENS, draft_max=BLOCK)
         staying = session.stream(messages(second), max_tokens=TOKENS, draft_max=BLOCK)
@@ -83,7 +83,7 @@ def test_a_failure_that_hits_two_sequences_is_made_good_in_the_one_that_stays(
 
 
 def test_threads_get_their_own_completions() -> None:
-    with load(threads=1, context=128, sequences=2) as session:
+    with load(threads=1, context=128, max_sequences=2) as session:
         prompts = [PROMPTS[0][1], PROMPTS[2][1]]
         expected = [session.generate(p, max_tokens=6).token_ids for p in prompts]
         wrong: list[tuple[int, ...]] = []
@@ -103,7 +103,7 @@ def test_threads_get_their_own_completions() -> None:
 
 
 def test_a_step_costs_every_sequence_that_waited_for_it() -> None:
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         first = session.stream(messages(PROMPTS[2][1]), max_tokens=TOKENS)
         second = session.stream(messages(PROMPTS[3][1]), max_tokens=TOKENS)
         next(first)
@@ -118,14 +118,15 @@ def test_a_step_costs_every_sequence_that_waited_for_it() -> None:
 
 
 def test_a_finished_sequence_is_not_charged_for_the_others() -> None:
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         short = session.stream(messages(PROMPTS[2][1]), max_tokens=2)
         long = session.stream(messages(PROMPTS[3][1]), max_tokens=TOKENS)
         next(short)
+        (run,) = session._running._runs
         next(long)
         next(long)
         # that step finished the short one, which nobody has read on
-        (run,) = [r for r in session._runs if r.sequence.finish_reason is not None]
+        assert run.ended
         spent = replace(run.spent)
         list(long)
         assert run.spent == spent

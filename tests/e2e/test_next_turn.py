@@ -79,7 +79,7 @@ def reference() -> Iterator[Session]:
 # --- chats
 
 
-@pytest.mark.parametrize("settings", [{}, {"head": "python"}, {"sequences": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"head": "python"}, {"max_sequences": 2}], ids=str)
 def test_the_second_turn_is_a_cold_sessions(settings: dict[str, Any]) -> None:
     taus, counts = [], []
     with pair(**settings) as session, pair(**settings) as other:
@@ -143,7 +143,7 @@ def test_a_plain_turn_between_drafted_ones_costs_no_acceptance(reference: Sessio
 
 
 def test_two_chats_keep_a_slot_each() -> None:
-    with pair(sequences=2) as session:
+    with pair(max_sequences=2) as session:
         chats = [[said("user", text)] for _, text in (PROMPTS[0], PROMPTS[2])]
         for turn in range(3):
             for chat in chats:
@@ -162,7 +162,7 @@ def cold_in_new(chat: list[Message]) -> Completion:
 
 def test_what_free_slots_hold_leaves_room_for_every_sequence() -> None:
     ids = [100 + i % 90 for i in range(250)]
-    with pair(sequences=3, context=256) as session:
+    with pair(max_sequences=3, context=256) as session:
         # three full slots, then three texts that have nothing in common with them, side by side
         for first in (1, 2, 3):
             session.generate([first, *ids], max_tokens=100)
@@ -242,7 +242,7 @@ def test_in_exact_mode_a_next_turn_gives_the_logits_of_plain_cold_decoding(
 
 def test_reuse_of_more_than_whole_parts_would_not_be_exact(q4: Path) -> None:
     with load(q4, demo.draft_path(), threads=1, context=512, exact=True) as session:
-        session._pair.engine.whole_parts = False
+        session._pair.engine.prompts.exact = False
         chat = [said("user", PROMPTS[0][1])]
         first = session.generate(chat, max_tokens=40)
         chat += [said("assistant", first.text), said("user", NEXT)]
@@ -291,7 +291,13 @@ def random_settings(rng: random.Random, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "loaded",
-    [{}, {"head": "python"}, {"sequences": 2}, {"draft": "lookup"}, {"exact": True, "batch": 32}],
+    [
+        {},
+        {"head": "python"},
+        {"max_sequences": 2},
+        {"draft": "lookup"},
+        {"exact": True, "batch": 32},
+    ],
     ids=str,
 )
 def test_whatever_ends_a_turn_the_next_one_is_a_cold_sessions(

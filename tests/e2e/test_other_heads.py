@@ -156,7 +156,7 @@ def test_sequences_of_different_widths_draft_what_they_draft_alone(
     name: str, drafts: dict[str, Path], ggufs: Path, prompts: list[str]
 ) -> None:
     widths = [1, 2, 4, 7, 3, 5]
-    options = LoadOptions(sequences=len(prompts), context=512, **EXACT)
+    options = LoadOptions(max_sequences=len(prompts), context=512, **EXACT)
     with load(ggufs / "tiny-target-f32.gguf", drafts[name], options=options) as session:
         alone = [
             session.generate(chat(prompt), max_tokens=TOKENS, draft_max=width)

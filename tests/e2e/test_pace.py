@@ -138,7 +138,7 @@ def test_dearer_rows_are_verified_less(tmp_path: Path) -> None:
     assert drafted[0] > drafted[1] > drafted[2] > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"sequences": 2}, {"draft": "lookup"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"max_sequences": 2}, {"draft": "lookup"}], ids=str)
 def test_the_same_requests_in_fresh_sessions_give_the_same_rounds(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -185,16 +185,16 @@ def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
         assert name != "never" or silent > 0.5 * len(done.rounds)
 
 
-def test_two_sequences_at_once_draft_whole_blocks_and_one_alone_what_pays(tmp_path: Path) -> None:
+def test_two_sequences_at_once_and_one_alone_draft_what_pays(tmp_path: Path) -> None:
     asked: list[tuple[Prompt, int]] = [(MESSAGES[3], 12), (CODE, 64)]
-    with opened(tmp_path, "never", sequences=2) as session:
+    with opened(tmp_path, "never", max_sequences=2) as session:
         alone = [session.generate(text, max_tokens=most) for text, most in asked]
         streams = [session.stream(text, max_tokens=most) for text, most in asked]
-        for _ in itertools.islice(zip(*streams, strict=False), 2):
+        for _ in itertools.islice(zip(*streams, strict=False), 8):
             pass
-        # prices are of one sequence's passes
-        records = [list(run.sequence.rounds) for run in session._runs]
-        assert all(len(r.draft) == BLOCK for rounds in records for r in rounds)
+        sequences = [run.sequence for run in session._running._runs]
+        records = [list(sequence.rounds) for sequence in sequences if sequence]
+        assert all(sum(bool(r.draft) for r in rounds) < 5 for rounds in records)
         assert min(map(len, records)) > 0
         done = []
         for stream in streams:
@@ -337,7 +337,7 @@ def test_a_seed_gives_one_text_beside_other_sequences(tmp_path: Path) -> None:
     rules: tuple[Acceptance, ...] = ("residual", "block")
     asked: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "cache_prompt": False}
     for rule in rules:
-        with opened(tmp_path, "steep", sequences=2) as session:
+        with opened(tmp_path, "steep", max_sequences=2) as session:
             alone = session.generate(CODE, accept=rule, seed=1, **asked)
             other = session.stream(MESSAGES[0], max_tokens=100, temperature=0.8, accept=rule)
             stream = session.stream(CODE, accept=rule, seed=1, **asked)

@@ -281,7 +281,7 @@ def test_a_bias_that_excludes_everything_is_an_error(session: Session) -> None:
 
 def test_one_text_that_cannot_go_on_leaves_the_others_alone() -> None:
     settings: GenerateSettings = {"temperature": 0.9, "seed": 11, "max_tokens": 40}
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         alone = session.generate(CODE, **settings)
         failing = session.stream(
             MATH, grammar=r'root ::= "The answer is a number" [\x00]', max_tokens=40
@@ -357,7 +357,7 @@ def test_an_interrupted_round_draws_nothing_twice(
             raise KeyboardInterrupt
         return commit(self, tokens)
 
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         alone = session.generate(CODE, **settings)
         staying = session.stream(CODE, **settings)
         text = next(staying).text
@@ -387,7 +387,7 @@ def test_a_stream_that_the_garbage_collector_ends_in_a_step(
             left.clear()
             gc.collect()
 
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         alone = session.generate(CODE, max_tokens=40, **settings)
         staying = session.stream(CODE, max_tokens=40, **settings)
         text = next(staying).text
@@ -403,7 +403,7 @@ def test_a_stream_that_the_garbage_collector_ends_in_a_step(
         assert left == []
         assert text == alone.text
         assert session._pair.engine._active == []
-        assert session._runs == []
+        assert session._running._runs == []
         assert session.generate(MATH, max_tokens=5).token_ids
 
 
@@ -416,7 +416,7 @@ def test_a_stream_left_in_another_thread_frees_its_sequence_and_no_other(leave: 
         "draft_max": 1,
         "top_k": 4,
     }
-    with load(threads=1, context=256, sequences=2) as session:
+    with load(threads=1, context=256, max_sequences=2) as session:
         alone = session.generate(CODE, **settings)
         staying = session.stream(CODE, **settings)
         text = next(staying).text

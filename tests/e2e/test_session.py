@@ -19,7 +19,7 @@ import pytest
 from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion, Piece
-from llamaspec.errors import ClosedError, DecodeError, LlamaSpecError, OptionError
+from llamaspec.errors import ClosedError, DecodeError, OptionError, QueueFullError
 from llamaspec.runtime.context import Context, TargetContext
 from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.vocab import Vocab
@@ -285,19 +285,30 @@ def test_an_abandoned_stream_leaves_the_last_completion(session: Session) -> Non
     assert session.last is done
 
 
-def test_two_streams_at_once_on_one_sequence_are_refused(session: Session) -> None:
+def test_a_stream_that_nobody_reads_does_not_keep_the_only_place_for_ever(session: Session) -> None:
+    alone = [session.generate(CODE, max_tokens=30), session.generate(ENDLESS, max_tokens=3)]
     first = session.stream(CODE, max_tokens=30)
     began = next(first)
-    with pytest.raises(LlamaSpecError, match="all 1 sequences are in use"):
-        session.generate(ENDLESS, max_tokens=3)
-    with pytest.raises(LlamaSpecError, match="finish or close a stream first"):
-        next(session.stream(ENDLESS, max_tokens=3))
+    # its rounds are made by the one that waits for its place
+    waited = session.generate(ENDLESS, max_tokens=3)
+    assert waited.text == alone[1].text
+    assert waited.stats.queue_s > 0
     rest = "".join(piece.text for piece in first)
-    assert began.text + rest == session.generate(CODE, max_tokens=30).text
+    assert began.text + rest == alone[0].text
+
+
+def test_a_place_is_refused_where_nobody_may_wait() -> None:
+    with pair(queue=0) as session:
+        first = session.stream(CODE, max_tokens=30)
+        next(first)
+        with pytest.raises(QueueFullError, match="0 requests wait already"):
+            session.generate(ENDLESS, max_tokens=3)
+        first.close()
+        assert session.generate(ENDLESS, max_tokens=3).text
 
 
 def test_two_streams_at_once_on_two_sequences_do_not_mix() -> None:
-    with pair(sequences=2) as session:
+    with pair(max_sequences=2) as session:
         alone = [session.generate(prompt, max_tokens=40).text for prompt in (CODE, ENDLESS)]
         streams = [session.stream(prompt, max_tokens=40) for prompt in (CODE, ENDLESS)]
         together = ["", ""]
@@ -313,7 +324,7 @@ def test_two_streams_at_once_on_two_sequences_do_not_mix() -> None:
 
 def test_threads_take_turns(session: Session) -> None:
     expected = outcome(session.generate(CODE, max_tokens=20))
-    with pair(sequences=4) as shared:
+    with pair(max_sequences=4) as shared:
         found: list[Completion] = []
 
         def work() -> None:
@@ -538,7 +549,7 @@ def test_closing_waits_for_a_native_call_of_another_thread(
         if not closer.ident:
             closer.start()
             closer.join(0.3)
-            closed.append(session._closed)
+            closed.append(session._running.closed)
         return method(self, *arguments, **settings)
 
     monkeypatch.setattr(kind, name, slow)

@@ -26,7 +26,8 @@ SIZES = {
     "head-128": (128, 4, 1, 128, 704),
     "head-256": (192, 3, 3, 256, 96),
     "head-32": (64, 6, 2, 32, 2112),
-    # sums of whole blocks of 256; rows in thirty-twos, eights and neither, each kept in another way
+    # rows of whole blocks of 256; matrices of 32, 8 and fewer rows at a time, which decides how
+    # they are kept
     "k-wide": (512, 4, 2, 128, 768),
     "k-24": (256, 32, 1, 24, 512),
     "k-20": (256, 64, 1, 20, 256),

@@ -135,7 +135,7 @@ def test_several_sequences_that_come_and_go(arch: str, slots: int, probe: Probe)
     waiting = list(enumerate(lengths))
     choose.shuffle(waiting)
     active: list[tuple[int, Sequence]] = []
-    with loaded(path, LOOKUP, replace(STEADY, sequences=slots)) as pair:
+    with loaded(path, LOOKUP, replace(STEADY, max_sequences=slots)) as pair:
         script(pair, mixed(texts, slots))
         while waiting or active:
             while waiting and len(active) < slots and choose.random() < 0.7:
@@ -156,7 +156,7 @@ def test_blocks_of_unequal_widths_are_not_one_pass(probe: Probe) -> None:
     path, n = probe.model("lfm2"), 40
     with loaded(path, None, STEADY) as plain:
         texts = [decode(plain, PROMPTS[i], n, 0).text for i in range(4)]
-    with loaded(path, LOOKUP, replace(STEADY, sequences=3)) as pair:
+    with loaded(path, LOOKUP, replace(STEADY, max_sequences=3)) as pair:
         first = request(3, n, WIDEST)
         pair.engine.admit(first)
         active = [pair.engine.admit(request(0, n, WIDEST))]
@@ -268,7 +268,7 @@ def test_ctrl_c_leaves_no_wrong_state(
     with loaded(path, None, STEADY) as plain:
         texts = [decode(plain, PROMPTS[i], n, 0).text for i in range(2)]
     source: DraftSource = LOOKUP if arch in ROLLING else None
-    with loaded(path, source, replace(STEADY, sequences=2)) as pair:
+    with loaded(path, source, replace(STEADY, max_sequences=2)) as pair:
         if source:
             script(pair, mixed(texts, seed=5))
         active = [pair.engine.admit(request(i, n, WIDEST)) for i in range(2)]
@@ -322,7 +322,7 @@ def test_exact_mode(
     last = 5 if arch == "nemotron_h" else LAYERS
     draft = write_bigram_draft(tmp_path / "draft.gguf", (0, 2, last), texts[0])
     with loaded(path, draft, replace(options, exact=True)) as pair:
-        assert pair.engine.prompt_end_twice
+        assert pair.engine.prompts.end_twice
         assert pair.measure_exactness().bitwise
         done = [decode(pair, prompt, 40, 5) for prompt in prompts]
         assert [each.text for each in done] == texts

@@ -180,9 +180,7 @@ def test_the_certain_part_ends_before_the_first_close_choice() -> None:
     assert certain_part(found, [float("nan"), 1, 1], BOUND) == Verification(0, [])
 
 
-def test_exact_is_for_one_sequence() -> None:
-    with pytest.raises(OptionError, match="sequences is 2"):
-        LoadOptions(exact=True, sequences=2)
+def test_exact_is_a_truth_value() -> None:
     with pytest.raises(OptionError, match="exact is 1"):
         LoadOptions(exact=1)  # type: ignore[arg-type]
 
@@ -203,7 +201,7 @@ def test_a_prompts_token_can_be_taken_before_its_features(prompt: int, drawn: bo
     for twice in (False, True):
         target, drafter = LastLayerTarget(truth), FakeDrafter(truth)
         loop = Engine(cast(Any, target), cast(Any, drafter))
-        loop.prompt_end_twice = twice
+        loop.prompts.end_twice = twice
         ending = Ending(pieces=Pieces(lambda t: b"x"), ends=frozenset(), limit=LIMIT)
         draw = (lambda row, _, t=target: t._out[-1]) if drawn else None
         request = Request(np.arange(prompt, dtype=np.int32), LIMIT, 4, ending, draw)

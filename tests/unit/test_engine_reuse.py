@@ -148,7 +148,7 @@ def test_the_least_recently_used_slot_goes_first() -> None:
     slots = slots_holding([1], [2], [3])
     taken = [slots.take(None)[0] for _ in range(3)]
     assert taken == [0, 1, 2]
-    assert not slots
+    assert not slots.free
     for slot in (1, 0, 2):
         slots.give_back(slot)
         slots.remember(slot, Held(np.array([slot], np.int32), 1))
@@ -238,7 +238,7 @@ def test_in_whole_parts_the_passes_of_a_prompt_are_those_of_a_cold_start(
 ) -> None:
     target = ReadingTarget(lambda _: 0)
     loop = loop_of(target, ReadingDrafter(target, 5))
-    loop.whole_parts = True
+    loop.prompts.exact = True
     before = list(range(11, 29))
     text = run(loop, request(before, 14)).text
     assert len(text) > 3 * N_BATCH
@@ -348,7 +348,7 @@ def test_random_turns_are_those_of_a_cold_start(seed: int) -> None:
     wrong = rng.choice([1, 2, 3, 5, 1000])
     drafter = ReadingDrafter(target, wrong, slots=slots) if rng.random() < 0.8 else None
     loop = loop_of(target, drafter)
-    loop.whole_parts = rng.random() < 0.3
+    loop.prompts.exact = rng.random() < 0.3
     texts = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))] for _ in range(2)]
     for _ in range(TURNS * slots):
         text = rng.choice(texts)

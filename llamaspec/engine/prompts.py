@@ -1,0 +1,184 @@
+"""Prompts are taken in by parts, between rounds: what caches hold of them is kept, the rest is
+computed, and the last row gives the first token.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from llamaspec.draft.drafter import Span
+from llamaspec.engine.anew import Anew
+from llamaspec.engine.logprobs import logprobs_of
+from llamaspec.engine.sequence import Sequence
+from llamaspec.engine.slots import Held
+from llamaspec.engine.teacher import Teacher
+from llamaspec.errors import LlamaSpecError, SamplingError
+from llamaspec.runtime.batch import LAST_OUTPUT, NO_OUTPUT, Batch
+from llamaspec.runtime.context import TargetContext
+
+_PADDING = 2
+"""A pass over parts of unequal lengths may cost attention so many times its rows."""
+
+
+class _Part(NamedTuple):
+    """Positions of a prompt in a pass. row: of the batch, the first. ends: whether they are the
+    prompt's last.
+    """
+
+    sequence: Sequence
+    row: int
+    start: int
+    length: int
+    ends: bool
+
+    @property
+    def last(self) -> int:
+        return self.row + self.length - 1
+
+
+class Prompts:
+    """Takes prompts in with the target's batch.
+
+    part: the most positions of one prompt in a pass. exact: every prompt in the passes that it
+    would have had alone from a cold start; of an earlier one only such parts are reused.
+    end_twice: decode the end of a prompt without features first, for its token: where the last
+    layer's output is a feature, that layer computes all rows of a pass, and a prompt's last row
+    unlike a row alone.
+    """
+
+    def __init__(self, target: TargetContext, teacher: Teacher, batch: Batch, anew: Anew) -> None:
+        self.part: int = target.shape.n_batch
+        self.exact = False
+        self.end_twice = False
+        self._target = target
+        self._teacher = teacher
+        self._batch = batch
+        self._anew = anew
+
+    def begin(self, sequence: Sequence, held: Held) -> None:
+        """Cut the caches of a slot to what they can keep of a prompt.
+
+        The last token is left out: its row gives the first choice.
+        """
+        sequence.cached = sequence.filled = self._keep(sequence, held)
+        sequence.certain = True
+
+    def fill(self, sequences: list[Sequence]) -> None:
+        """Compute the next part of the first of these prompts, and with it what fits of others.
+
+        What fails ends the sequences it was for, each with the error as its `failure`.
+        """
+        chosen = self._choose(sequences)
+        for part in chosen:
+            part.sequence.certain = False
+        try:
+            self._fill(chosen)
+        except LlamaSpecError as error:
+            for part in chosen:
+                if part.sequence.finish_reason is None:
+                    part.sequence.fail(error)
+        except BaseException:
+            # Ctrl-C: what is not known to be there is computed again
+            for part in chosen:
+                if part.sequence.filling:
+                    self._forget(part.sequence)
+            raise
+
+    def _choose(self, sequences: list[Sequence]) -> list[_Part]:
+        alone = self.exact or self._target.recurrent
+        parts: list[_Part] = []
+        rows = widest = 0
+        for sequence in sequences:
+            left = len(sequence.request.prompt) - sequence.filled
+            length = min(left, self.part, self._target.shape.n_batch - rows)
+            widest = max(widest, length)
+            lanes = widest * (len(parts) + 1)
+            if parts and (alone or length < 1 or lanes > _PADDING * (rows + length)):
+                break
+            parts.append(_Part(sequence, rows, sequence.filled, length, ends=length == left))
+            rows += length
+        return parts
+
+    def _fill(self, parts: list[_Part]) -> None:
+        batch, target = self._batch, self._target
+        taught = [part for part in parts if self._teacher.wants(part.sequence)]
+        again = self.end_twice and bool(taught) and parts[0].ends
+        self._add(parts)
+        if again:
+            target.publish(False)
+        ending = [part for part in parts if part.ends]
+        first: dict[int, int] = {}
+        if any(part.sequence.request.draw is None for part in ending):
+            choices = target.decode_choose(batch, len(ending))
+        else:
+            target.decode(batch)
+            choices = [0] * len(ending)
+        for part, choice in zip(ending, choices, strict=True):
+            first[part.sequence.slot] = self._first(part, choice)
+        if again:
+            self._anew_with_features(parts)
+        if taught:
+            rows = [row for part in taught for row in range(part.row, part.last + 1)]
+            spans = [Span(part.sequence.slot, part.start, part.length) for part in taught]
+            self._teacher.teach(partial(target.features_view, rows), spans)
+        for sequence, _, start, length, ends in parts:
+            sequence.filled = start + length
+            if ends and sequence.failure is None:
+                sequence.begin(first[sequence.slot])
+            sequence.certain = sequence.failure is None
+
+    def _add(self, parts: list[_Part]) -> None:
+        self._batch.clear()
+        for sequence, _, start, length, ends in parts:
+            tokens = sequence.text[start : start + length]
+            output = LAST_OUTPUT if ends else NO_OUTPUT
+            self._batch.add_tokens(tokens, start=start, seq=sequence.slot, output=output)
+
+    def _first(self, part: _Part, choice: int) -> int:
+        """The first token. Where none can follow at all, the sequence fails."""
+        sequence, request = part.sequence, part.sequence.request
+        try:
+            if request.draw is not None:
+                choice = request.draw(part.last, 0)
+            sequence.logprobs = logprobs_of(self._target, request, [choice], part.last)
+        except SamplingError as error:
+            sequence.fail(error)
+        return choice
+
+    def _anew_with_features(self, parts: list[_Part]) -> None:
+        sequence, start = parts[0].sequence, parts[0].start
+        if not self._target.truncate(sequence.slot, start):
+            self._anew.rebuild(sequence, start, single=self.exact)
+            self._add(parts)
+        self._target.publish(True)
+        self._target.decode(self._batch)
+
+    def _forget(self, sequence: Sequence) -> None:
+        sequence.cached = sequence.filled = 0
+        if self._teacher.drafter is not None:
+            self._teacher.drafter.keep(sequence.slot, 0)
+        self._target.truncate(sequence.slot, 0)
+
+    def _keep(self, sequence: Sequence, held: Held) -> int:
+        slot, request, drafter = sequence.slot, sequence.request, self._teacher.drafter
+        kept = self._whole(min(held.common(request.prompt), len(request.prompt) - 1), held)
+        if not request.cache_prompt:
+            kept = 0
+        if drafter is not None:
+            known = drafter.keep(slot, kept)
+            if self._teacher.wants(sequence):
+                # what a request without the draft has not taught it comes from the target again
+                kept = self._whole(known, held)
+        # somebody else may have used the context meanwhile
+        if not self._target.can_truncate(slot, kept) or self._target.length(slot) < kept:
+            kept = 0
+        if drafter is not None:
+            drafter.keep(slot, kept)
+        self._target.truncate(slot, kept)
+        return kept
+
+    def _whole(self, length: int, held: Held) -> int:
+        """What a cold start would have computed in the same passes, where only that will do."""
+        if not self.exact:
+            return length
+        length = min(length, held.prompt)
+        return length - length % self.part
