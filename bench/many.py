@@ -83,7 +83,7 @@ class OurMany:
         elif arm.startswith("@"):
             self._settings["draft_max"] = int(arm[1:])
         elif arm != "auto":
-            options = replace(options, schedule=arm if arm == "full" else float(arm))
+            options = replace(options, schedule="full" if arm == "full" else float(arm))
         self._session = load(setting.target, setting.draft, options=options)
 
     def run(self, prompts: list[Ready]) -> tuple[list[Ids], dict[str, float]]:

@@ -32,7 +32,6 @@ from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
 from llamaspec.runtime.placement import Placement, check_placement, place, place_draft
-from llamaspec.schedule.pace import Pace
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -73,9 +72,15 @@ class Pair:
     def _measured(self) -> Measured:
         return Measured(self.target_file, self.draft_file, self.context, self.drafter, self.options)
 
-    def make_pace(self) -> Pace | None:
-        """Measure what passes cost, unless a file says it; remembered, also on disk."""
-        return self._measured().pace()
+    def make_pacing(self) -> Pacing:
+        """Who chooses widths, as the options say. Measures what passes cost, unless a file says
+        it; remembered, also on disk.
+        """
+        schedule, measured = self.options.schedule, self._measured()
+        if schedule != "auto":
+            return Pacing(threshold=None if isinstance(schedule, str) else schedule)
+        pace = measured.pace()
+        return Pacing(pace, None if pace is None else measured.crowd(pace))
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
@@ -134,7 +139,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         pair.engine.prompts.part = options.batch
         if options.exact and drafter is not None:
             _make_exact(pair)
-        pair.engine.pacing = Pacing(pair.make_pace())
+        pair.engine.pacing = pair.make_pacing()
     except BaseException:
         if draft_model is not None:
             draft_model.close()

@@ -17,7 +17,10 @@ from llamaspec.runtime.description import FileDescription
 from llamaspec.runtime.store import file_identity, remembered
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.cost import CostCurve
+from llamaspec.schedule.crowd import Crowd
+from llamaspec.schedule.crowd_prices import CrowdCurve, CrowdPrices
 from llamaspec.schedule.measure import DraftSide, measure, quick
+from llamaspec.schedule.measure_many import measure_many
 from llamaspec.schedule.pace import Pace
 from llamaspec.schedule.prices import Prices
 from llamaspec.schedule.stored import find
@@ -72,24 +75,51 @@ class Measured:
         scaling = None if self.draft_file is None else find(self.draft_file.path)
         return Pace(prices, Calibration(width, scaling))
 
+    def crowd(self, pace: Pace) -> Crowd | None:
+        """The same for several sequences at once, None for a session of one. Beside the pace's
+        curve, prices are of its file as well, or measured.
+        """
+        drafter, options = self.drafter, self.options
+        if drafter is None or options.max_sequences == 1:
+            return None
+        given = options.cost_curve
+        many = self._many(drafter) if given is None else CrowdCurve.within(Path(given))
+        if many is not None and self.draft_file is None:
+            many = replace(many, draft=(), injection=None)
+        return Crowd(
+            CrowdPrices(pace.prices.curve, many, drafter.proposals, pinned=given is not None),
+            pace.calibration,
+            pace.lookup,
+            rows=self.context.shape.n_outputs,
+            levels=self.context.recurrent,
+        )
+
     def _curve(self, drafter: Drafter) -> CostCurve:
-        side, files = None, [_identity(self.target_file)]
-        block = _block(drafter)
-        if isinstance(block, BlockDrafter):
-            side = DraftSide(block.context, block.layout)
-        if self.draft_file is not None:
-            files.append(_identity(self.draft_file))
         settings = tuple(self._settings())
         return remembered(
             "costs",
-            (files, settings, drafter.proposals, *self._placed_draft()),
-            lambda: measure(self.context, side, quick(drafter.proposals), settings),
+            self._key(drafter),
+            lambda: measure(self.context, _side(drafter), quick(drafter.proposals), settings),
             write=CostCurve.as_json,
             read=CostCurve.of_json,
         )
 
-    def _placed_draft(self) -> tuple[int, str | None]:
-        return self.options.n_gpu_layers_draft, self.options.device_draft
+    def _many(self, drafter: Drafter) -> CrowdCurve:
+        texts = self.options.max_sequences
+        return remembered(
+            "costs of many",
+            (self._key(drafter), texts),
+            lambda: measure_many(self.context, _side(drafter), texts, drafter.proposals),
+            write=CrowdCurve.as_json,
+            read=CrowdCurve.of_json,
+        )
+
+    def _key(self, drafter: Drafter) -> tuple[object, ...]:
+        """What the costs of passes depend on."""
+        files = [_identity(f) for f in (self.target_file, self.draft_file) if f is not None]
+        options = self.options
+        placed = options.n_gpu_layers_draft, options.device_draft
+        return (files, tuple(self._settings()), drafter.proposals, *placed)
 
     def _settings(self) -> list[tuple[str, str]]:
         options, context = self.options, self.context
@@ -109,6 +139,11 @@ class Measured:
         if context.recurrent:
             settings["snapshots"] = context.snapshots
         return [(name, str(value)) for name, value in settings.items()]
+
+
+def _side(drafter: Drafter) -> DraftSide | None:
+    block = _block(drafter)
+    return DraftSide(block.context, block.layout) if isinstance(block, BlockDrafter) else None
 
 
 def _block(drafter: Drafter) -> Drafter:

@@ -15,6 +15,7 @@ from llamaspec.errors import OptionError
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
 Head = Literal["graph", "python"]
+Schedule = Literal["auto", "full"] | float
 SplitMode = Literal["layer", "none", "row", "tensor"]
 Acceptance = Literal["match", "residual", "block"]
 
@@ -80,6 +81,13 @@ def _real(name: str, value: float, least: float, most: float, also: str = "") ->
         )
 
 
+def _schedule(value: Schedule) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if value in ("auto", "full") or (number and 0 < float(value) < 1):
+        return
+    raise OptionError(f"schedule is {value!r}; it must be auto, full or a number between 0 and 1")
+
+
 def _plain(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".")
 
@@ -117,7 +125,10 @@ class LoadOptions:
     lookup: beside a block draft, look the end of the text up in what came before; a long match wins
     the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
-    takes two seconds at most and is remembered.
+    takes two seconds at most, for several sequences five, and is remembered.
+    schedule: how many proposals are drafted and verified where a request leaves it open. "auto":
+    as many as pay; "full": whole blocks; a number between 0 and 1: whole blocks are drafted, and
+    verified up to the first proposal of which the draft is less sure.
     """
 
     context: int = 0
@@ -137,6 +148,7 @@ class LoadOptions:
     exact: bool = False
     lookup: bool = False
     cost_curve: str | None = None
+    schedule: Schedule = "auto"
 
     def __post_init__(self) -> None:
         _whole("context", self.context, 0, MAX_INT)
@@ -164,6 +176,7 @@ class LoadOptions:
             isinstance(self.cost_curve, str) and is_c_text(self.cost_curve) and self.cost_curve
         ):
             raise OptionError(f"cost_curve is {self.cost_curve!r}; it must be the path of a file")
+        _schedule(self.schedule)
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
         if self.exact and self.max_sequences > 1:

@@ -22,6 +22,7 @@ from llamaspec.options import (
     GenerateSettings,
     Head,
     LoadOptions,
+    Schedule,
     SplitMode,
 )
 from llamaspec.requests import Requests
@@ -184,9 +185,28 @@ class Session:
             return self._prompts.tokenize(prompt)
 
     @property
+    def max_sequences(self) -> int:
+        """Texts that are decoded at once."""
+        return self._pair.options.max_sequences
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """The target's file without its ending, and the draft's; None without a draft's file."""
+        pair = self._pair
+        draft = None if pair.draft_file is None else pair.draft_file.path.stem
+        return pair.target_file.path.stem, draft
+
+    @property
     def vocab(self) -> Vocab:
         """The target's vocabulary; usable as long as the session is open."""
         return self._pair.model.vocab
+
+    @property
+    def template_source(self) -> str:
+        """The target's chat template as text, empty where it has none."""
+        with self._running.reading:
+            self._running.check_open()
+            return self._prompts.template.source if self.has_chat_template else ""
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses
@@ -294,6 +314,7 @@ class Settings(TypedDict, total=False):
     exact: bool
     lookup: bool
     cost_curve: str | None
+    schedule: Schedule
 
 
 def load(
@@ -315,7 +336,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
-            split_mode, rpc, exact, lookup, cost_curve.
+            split_mode, rpc, exact, lookup, cost_curve, schedule.
 
     Raises:
         OptionError: a setting cannot be used, or an RPC server not be reached.

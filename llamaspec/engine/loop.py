@@ -144,9 +144,7 @@ class Engine:
             raise
         for sequence in certain:
             sequence.certain = True
-        if len(active) == 1:
-            spent = perf_counter() - self._spent - began
-            self.pacing.observe_besides(active[0], spent, rounds)
+        self.pacing.observe_besides(active, perf_counter() - self._spent - began, rounds)
 
     @property
     def _spent(self) -> float:
@@ -188,9 +186,7 @@ class Engine:
         for sequences, proposals in self._passes(active, proposed):
             before = self._target.seconds
             starts, choices = self._verify(sequences, proposals)
-            if len(active) == 1:
-                spent = self._target.seconds - before
-                self.pacing.observe(active[0], proposals[0], spent)
+            self.pacing.observe_pass(sequences, proposals, self._target.seconds - before)
             verified = self._accept(sequences, proposals, starts, choices)
             if self.doubt:
                 verified = [self._settle(sequences[0], verified[0])]
@@ -257,21 +253,18 @@ class Engine:
         self._teacher.publish(self._active)
 
     def _propose(self, active: list[Sequence]) -> list[Proposal]:
-        pacing, alone = self.pacing, len(active) == 1
-        parked = [pacing.parked(s, alone=alone) for s in active]
-        if self._drafter is None or (all(parked) and not self._drafter.proposes_parked):
+        widths = self.pacing.plan(active)
+        if self._drafter is None or not (any(widths) or self._drafter.proposes_parked):
             return [NOTHING] * len(active)
         anchors = [
-            sequence.place(pacing.block(sequence, alone=alone), parked=waits)
-            for sequence, waits in zip(active, parked, strict=True)
+            sequence.place(width or sequence.request.draft_max, parked=not width)
+            for sequence, width in zip(active, widths, strict=True)
         ]
         before = self._drafter.seconds
         try:
             offers = self._drafter.propose(anchors)
-            if alone and offers[0].ids and not offers[0].cheap:
-                pacing.observe_draft(active[0], self._drafter.seconds - before)
-            pairs = zip(active, offers, strict=True)
-            return [pacing.cut(s, offer, alone=alone) for s, offer in pairs]
+            self.pacing.observe_draft(active, offers, self._drafter.seconds - before)
+            return self.pacing.cut(active, offers)
         except Exception as error:
             self._teacher.warn(error)
             return [NOTHING] * len(active)

@@ -9,6 +9,7 @@ from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
 from llamaspec.errors import LlamaSpecError, SamplingError
 from llamaspec.runtime.arrays import IntArray
+from llamaspec.schedule.member import Member
 from llamaspec.schedule.pace import Gait
 from llamaspec.trace import Round, TokenLogprob
 
@@ -53,9 +54,9 @@ class Sequence:
     clean: how many positions of the KV cache, from the first on, hold what plain decoding would
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
     clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
-    already, by chance; an interrupted round leaves them to the next. gait: what the pace knows of
-    this text, None where it is not asked. lost: the target no longer holds `n_past` positions, and
-    has to compute them anew.
+    already, by chance; an interrupted round leaves them to the next. gait, member: what the pace
+    and the crowd know of this text, None where they are not asked. lost: the target no longer holds
+    `n_past` positions, and has to compute them anew.
     """
 
     slot: int
@@ -72,6 +73,7 @@ class Sequence:
     near_ties: int = 0
     decided: list[int] = field(default_factory=list)
     gait: Gait | None = None
+    member: Member | None = None
     lost: bool = False
 
     def __post_init__(self) -> None:

@@ -67,6 +67,11 @@ class Surface:
         step = self.depths[-1] - self.depths[-2]
         return column[-1] + max((c[-1] - c[-2]) / step for c in columns) * beyond
 
+    def as_json(self) -> dict[str, Any]:
+        """The surface as an object of plain JSON; `surface_of` reads it."""
+        seconds = [list(row) for row in self.seconds]
+        return {"depths": list(self.depths), "sizes": list(self.sizes), "seconds": seconds}
+
     def _column(self, table: tuple[tuple[float, ...], ...], size: int) -> list[float]:
         """Seconds of a size at every depth."""
         found = (_linear(self.sizes, row, size) for row in table)
@@ -106,11 +111,7 @@ class CostCurve:
         for name in ("verify", "draft", "injection"):
             surface: Surface | None = getattr(self, name)
             if surface is not None:
-                found[name] = {
-                    "depths": list(surface.depths),
-                    "sizes": list(surface.sizes),
-                    "seconds": [list(row) for row in surface.seconds],
-                }
+                found[name] = surface.as_json()
         return found
 
     @classmethod
@@ -121,10 +122,10 @@ class CostCurve:
         settings = found.get("settings", {})
         if not files.texts(settings):
             raise OptionError("the settings of a cost curve must map names to texts")
-        verify = _surface(found, "verify")
+        verify = surface_of(found, "verify")
         if verify is None:
             raise OptionError("a cost curve needs verify seconds and has none")
-        draft, injection = _surface(found, "draft"), _surface(found, "injection")
+        draft, injection = surface_of(found, "draft"), surface_of(found, "injection")
         return cls(verify, draft, injection, tuple(settings.items()))
 
     def save(self, path: Path) -> None:
@@ -157,7 +158,8 @@ def _linear(points: Sequence[int], values: Sequence[float], at: int) -> float:
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
 
 
-def _surface(found: Mapping[str, Any], name: str) -> Surface | None:
+def surface_of(found: Mapping[str, Any], name: str) -> Surface | None:
+    """The surface of that name in what JSON had, None without one. Raises OptionError."""
     part = found.get(name)
     if part is None:
         return None

@@ -20,6 +20,7 @@ def best_widths(
     *,
     spent: float = 0.0,
     rows: int | None = None,
+    rate: float | None = None,
 ) -> list[int]:
     """The widths with the most expected tokens a second of all that fit: the global argmax,
     whatever steps the cost has.
@@ -33,6 +34,9 @@ def best_widths(
         seconds: what a pass over so many rows costs; positive.
         spent: seconds that a round takes besides, whatever is chosen: drafting, mostly.
         rows: the most rows of the pass, one anchor a sequence included; None for no bound.
+        rate: the tokens a second that rounds reach in the long run. What counts is then tokens less
+            what could have been had in the time, `tokens - rate * seconds`: the best rate of many
+            rounds, whose chances differ, is not that of each. None for the rate of this one.
 
     Returns:
         Proposals to verify of each sequence. Of equally good choices the one with fewer rows; of
@@ -42,7 +46,7 @@ def best_widths(
     Raises:
         OptionError: rows cannot hold one anchor a sequence.
     """
-    return _widths(survivals, seconds, spent, rows, stop=False)
+    return _widths(survivals, _worth(seconds, spent, rate), rows, stop=False)
 
 
 def first_fall_widths(
@@ -51,6 +55,7 @@ def first_fall_widths(
     *,
     spent: float = 0.0,
     rows: int | None = None,
+    rate: float | None = None,
 ) -> list[int]:
     """As `best_widths`, but admission ends with the first proposal that does not raise the rate, as
     the paper's does.
@@ -60,13 +65,19 @@ def first_fall_widths(
     text keeps the target's distribution (the paper's section 5.2). A rate that stays the same ends
     it too: going on and coming back would look ahead.
     """
-    return _widths(survivals, seconds, spent, rows, stop=True)
+    return _widths(survivals, _worth(seconds, spent, rate), rows, stop=True)
+
+
+def _worth(seconds: Seconds, spent: float, rate: float | None) -> Callable[[float, int], float]:
+    """What a pass over so many rows is worth that gives so many tokens."""
+    if rate is None:
+        return lambda tokens, rows: tokens / (spent + seconds(rows))
+    return lambda tokens, rows: tokens - rate * seconds(rows)
 
 
 def _widths(
     survivals: Sequence[Sequence[float]],
-    seconds: Seconds,
-    spent: float,
+    worth: Callable[[float, int], float],
     rows: int | None,
     *,
     stop: bool,
@@ -79,7 +90,7 @@ def _widths(
         raise OptionError(f"a pass of {rows} rows cannot hold one of each of {count} sequences")
     room = math.inf if rows is None else rows - count
     expected = float(count)
-    most = expected / (spent + seconds(count))
+    most = worth(expected, count)
     admitted: list[int] = []
     kept = 0
     for survival, sequence in _in_order(survivals):
@@ -87,9 +98,9 @@ def _widths(
             break
         admitted.append(sequence)
         expected += survival
-        rate = expected / (spent + seconds(count + len(admitted)))
-        if rate > most:
-            most, kept = rate, len(admitted)
+        found = worth(expected, count + len(admitted))
+        if found > most:
+            most, kept = found, len(admitted)
         elif stop:
             break
     for sequence in admitted[:kept]:

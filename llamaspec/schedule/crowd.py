@@ -1,0 +1,439 @@
+"""What to draft and to verify for several texts at once: whatever gives most tokens a second of
+all, plain decoding included.
+
+As for one text (`pace.py`) a round is worth `tokens - rate * seconds`; here the tokens are those of
+all texts, and the seconds of passes that they share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from llamaspec.schedule.calibration import Calibration
+from llamaspec.schedule.crowd_prices import CrowdPrices
+from llamaspec.schedule.member import SMOOTH, TRIED, Member, Survivors
+from llamaspec.schedule.pace import Offer
+from llamaspec.schedule.prefix import best_widths, first_fall_widths
+
+_ROUNDS = 50
+"""Rounds that the going rate is of."""
+_CLEAR, _CLOSE = 0.01, 0.005
+"""Tokens a text by which not drafting has to be better, and by which unequal widths have to be."""
+_FIRST_WAIT, _LONGEST_WAIT = 8, 256
+_NAP, _LONGEST_NAP, _KNOWN = 16, 128, 12
+_WASTE = 0.7
+"""A text whose proposals bring less than this part of what they cost is left out for a while."""
+_LOOK = 48
+"""Rounds with narrower blocks before some whole ones show what is beyond them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A way to draft a round. width: of the blocks, 0 without any. even: all of them are verified,
+    whatever their confidences. worth: in tokens, at the going rate.
+    """
+
+    width: int
+    even: bool
+    worth: float
+
+
+@dataclass
+class Going:
+    """The going rate of so many texts, in units of plain decoding: tokens a text's round, and its
+    seconds.
+    """
+
+    tokens: float = 1.0
+    seconds: float = 1.0
+    rounds: int = 0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.rounds = min(self.rounds + 1, _ROUNDS)
+        step = 1 / max(self.rounds, 8)
+        self.tokens += step * (tokens - self.tokens)
+        self.seconds += step * (seconds - self.seconds)
+
+
+@dataclass
+class Scene:
+    """The round under way. members: of its texts, None for those that are told what to draft.
+    blocks: proposals to draft of each. depth: positions in the KV cache, on average. rate: the
+    going one, in tokens a second of all. tries: those that are drafted for to see whether it pays
+    now. told: proposals of texts that are told. seconds, tokens: what the round takes, by its
+    prices, and has brought to so many texts as have learnt.
+    """
+
+    members: Sequence[Member | None]
+    blocks: list[int]
+    depth: int
+    rate: float
+    plan: Plan = Plan(0, True, 0.0)
+    tries: list[Member] = field(default_factory=list)
+    told: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    learnt: int = 0
+
+    @property
+    def texts(self) -> int:
+        return len(self.members)
+
+
+@dataclass
+class Crowd:
+    """The choices of a session while several of its texts are under way. Everything follows from
+    prices and outcomes: with pinned prices the same rounds give the same choices.
+
+    rows: the most of a target pass. levels: all texts must have equal widths.
+    """
+
+    prices: CrowdPrices
+    calibration: Calibration
+    lookup: Calibration
+    rows: int
+    levels: bool = False
+    _going: dict[int, Going] = field(default_factory=dict, repr=False)
+    _scene: Scene | None = field(default=None, repr=False)
+    _wait: int | None = field(default=None, repr=False)
+    _patience: int = field(default=_FIRST_WAIT, repr=False)
+    _round: int = field(default=0, repr=False)
+    _narrow: int = field(default=0, repr=False)
+    _looked: int = field(default=0, repr=False)
+    _turn: int = field(default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self._common = Member.hopeful(self.prices.width)
+        self._survivors = Survivors(self.prices.width)
+
+    def begin(self) -> Member:
+        """A new text: it starts from what was usual lately."""
+        return self._common.like()
+
+    def rate(self, texts: int, depth: int) -> float:
+        """The going rate: tokens a second of all, that of plain decoding at least."""
+        going = self._going.get(texts.bit_length(), Going())
+        return max(1.0, going.tokens / going.seconds) * texts / self._plain(texts, depth)
+
+    def plan(
+        self, members: Sequence[Member | None], limits: Sequence[int], depth: int
+    ) -> list[int]:
+        """How many proposals to draft for each text; asked once a round.
+
+        members: of each text, None where the request says how much to draft, which is its limit
+        then. limits: the most that can be drafted of each. depth: positions in the KV cache.
+        """
+        self._close()
+        self._round += 1
+        told = [0 if m is not None else limit for m, limit in zip(members, limits, strict=True)]
+        rate = self.rate(len(members), depth)
+        scene = Scene(members, told, depth, rate, told=sum(told))
+        self._scene = scene
+        for m in members:
+            if m is not None:
+                m.expected = 0.0
+        free = [m for m, most in zip(members, limits, strict=True) if m is not None and most > 0]
+        if not free:
+            return scene.blocks
+        if not self.prices.drafts:
+            scene.blocks = [*limits]
+            return scene.blocks
+        self._nap(free)
+        chosen = self._drafted(scene, free, self._wanted(scene, free))
+        if chosen:
+            looks = self._looks(scene, chosen)
+            for i, m in enumerate(members):
+                if m is not None and any(m is c for c in chosen):
+                    wide = any(m is c for c in looks)
+                    width = self.prices.width if wide else scene.plan.width
+                    scene.blocks[i] = min(limits[i], width)
+        return scene.blocks
+
+    def _wanted(self, scene: Scene, free: list[Member]) -> list[Member]:
+        """The texts to draft for if for any: those that are awake, unless all together are better,
+        as equal widths are.
+        """
+        scene.plan = self._best(scene, free)
+        awake = [m for m in free if m.nap is None]
+        if not awake or len(awake) == len(free):
+            return free
+        some = self._best(scene, awake)
+        if some.worth <= scene.plan.worth:
+            return free
+        scene.plan = some
+        return awake
+
+    def _drafted(self, scene: Scene, free: list[Member], wanted: list[Member]) -> list[Member]:
+        """The texts to draft for: those that are wanted, or half of all for a try, or none."""
+        none = self._none(scene)
+        gain = (scene.plan.worth - none) / scene.texts
+        if self._wait is None and gain < -_CLEAR:
+            self._wait = self._patience
+        elif self._wait is not None and gain > _CLEAR:
+            self._wait, self._patience = None, max(_FIRST_WAIT, self._patience // 2)
+            self._narrow = _LOOK
+        if self._wait is None:
+            return wanted
+        self._wait -= 1
+        if self._wait > 0:
+            return []
+        self._wait = self._patience = min(_LONGEST_WAIT, 2 * self._patience)
+        self._turn += 1
+        scene.tries = free[self._turn % 2 :: 2] or free
+        return scene.tries
+
+    def _looks(self, scene: Scene, chosen: list[Member]) -> list[Member]:
+        """Those of them whose block is to be a whole one, to see what is beyond narrower ones."""
+        if scene.plan.width == self.prices.width:
+            self._narrow = 0
+            return []
+        # a try comes seldom, and what widened blocks once is likely to go on
+        self._narrow += 1 + 15 * bool(scene.tries) + 3 * (scene.plan.width > self._looked)
+        if self._narrow < _LOOK:
+            return []
+        self._narrow, self._looked = 0, scene.plan.width
+        self._turn += 1
+        return chosen[self._turn % 4 :: 4] or chosen[:1]
+
+    def _best(self, scene: Scene, awake: list[Member]) -> Plan:
+        """The best way to draft for some texts, whether it is better than none or not."""
+        count, best = len(awake), None
+        for width in range(1, self.prices.width + 1):
+            spent = self._drafting(scene, count, count * width)
+            given = sum(m.given[width] for m in awake)
+            ways = [(True, given, count * width)]
+            if not self.levels:
+                chosen = sum(m.chosen[width] for m in awake)
+                ways.append((False, chosen, round(sum(m.rows[width] for m in awake))))
+            for even, tokens, rows in ways:
+                alike = even and count == scene.texts
+                worth = self._worth(scene, tokens, rows, spent, even=alike)
+                if best is None or worth > best.worth:
+                    best = Plan(width, even, worth)
+        assert best is not None
+        return best
+
+    def _none(self, scene: Scene) -> float:
+        return self._worth(scene, 0.0, 0, self._drafting(scene, 0, 0), even=not scene.told)
+
+    def _worth(self, scene: Scene, tokens: float, rows: int, spent: float, *, even: bool) -> float:
+        """Of a round with so many tokens more than one a text, so many rows more, and the seconds
+        of drafting.
+        """
+        texts, depth = scene.texts, scene.depth
+        rows = min(texts + scene.told + rows, texts * (1 + self.prices.width))
+        seconds = spent + self.prices.verify(rows, texts, depth, even=even)
+        return texts + tokens - scene.rate * seconds
+
+    def _drafting(self, scene: Scene, count: int, proposals: int) -> float:
+        """Seconds beside the target's pass, with so many blocks of so many proposals in all."""
+        told = sum(
+            block > 0 and m is None for block, m in zip(scene.blocks, scene.members, strict=True)
+        )
+        drafted = self.prices.draft(count + told, proposals + scene.told, scene.depth)
+        return drafted + self.prices.besides(scene.texts, drafted=count + told > 0)
+
+    def _plain(self, texts: int, depth: int) -> float:
+        besides = self.prices.besides(texts, drafted=False)
+        return self.prices.verify(texts, texts, depth) + besides
+
+    def _nap(self, free: list[Member]) -> None:
+        for m in free:
+            if m.nap is not None:
+                m.nap -= 1
+                if m.nap <= 0 and self._round % _NAP == 0:
+                    m.nap, m.seen = None, _KNOWN - 1
+
+    def _judge(self, scene: Scene, member: Member, row: float) -> None:
+        """Leave a text out for a while where it clearly is not worth its part of the draft."""
+        count = sum(block > 0 for block in scene.blocks)
+        width = scene.plan.width
+        if count < 2 or member.seen < _KNOWN or scene.tries:
+            return
+        whole = self.prices.draft(count, count * width, scene.depth)
+        less = whole - self.prices.draft(count - 1, (count - 1) * width, scene.depth)
+        brings = (member.given if scene.plan.even else member.chosen)[width]
+        rows = width if scene.plan.even else member.rows[width]
+        costs = scene.rate * (less + row * rows)
+        if brings < _WASTE * costs:
+            member.patience = min(_LONGEST_NAP, max(_NAP, 2 * member.patience))
+            member.nap = member.patience
+        else:
+            member.patience = member.patience // 2
+
+    def widths(self, offers: Sequence[Offer | None]) -> list[int]:
+        """How many proposals to verify of what was drafted for each text of the plan, None where
+        nothing was; of texts that are told, all.
+        """
+        scene = self._scene
+        assert scene is not None
+        found = [0 if offer is None else offer.limit for offer in offers]
+        free = [i for i, m in enumerate(scene.members) if m is not None and offers[i] is not None]
+        scene.told = sum(n for i, n in enumerate(found) if i not in free)
+        survivals = [self._survival(scene.members[i], offers[i]) for i in free]
+        prices = _Pass(self, scene, len(free))
+        sampled = any(o is not None and o.sampled for i, o in enumerate(offers) if i in free)
+        paid, chosen = prices.choose(survivals, sampled=sampled)
+        if scene.tries and not any(chosen):
+            # a try that verifies nothing would never learn that its confidences are wrong
+            chosen = [min(1, len(s)) for s in survivals]
+        for i, survival, worth, width in zip(free, survivals, paid, chosen, strict=True):
+            found[i] = width
+            self._see(scene, i, offers[i], survival, worth, width, prices.row)
+        if scene.tries:
+            self._tried(scene, survivals, paid, prices.row)
+        scene.seconds = self._seconds(scene, found)
+        return found
+
+    def _survival(self, member: Member | None, offer: Offer | None) -> list[float]:
+        assert member is not None
+        assert offer is not None
+        chances = self.calibration_of(cheap=offer.cheap).probabilities(
+            offer.confidence, offer.limit
+        )
+        stated = list(accumulate(chances, float.__mul__))
+        if offer.cheap:
+            return stated
+        member.stated = stated
+        return self._survivors.corrected(stated, member.truth)
+
+    def _see(
+        self,
+        scene: Scene,
+        place: int,
+        offer: Offer | None,
+        survival: list[float],
+        paid: int,
+        width: int,
+        row: float,
+    ) -> None:
+        member = scene.members[place]
+        assert member is not None
+        assert offer is not None
+        if offer.cheap:
+            return
+        member.stated = member.stated[:width]
+        member.expected = sum(survival[:width]) / member.truth
+        # the first rounds of a session say most, and those of a text
+        early = 1 / (2 + self._common.seen / scene.texts)
+        usual = TRIED if scene.tries else max(SMOOTH, 1 / (6 + member.seen))
+        member.see(survival, paid, max(early, usual))
+        self._common.see(survival, paid, max(early, SMOOTH) / scene.texts)
+        self._common.seen += 1
+        member.seen += 1
+        self._judge(scene, member, row)
+
+    def _tried(
+        self, scene: Scene, survivals: list[list[float]], paid: list[int], row: float
+    ) -> None:
+        """Whether a try would have paid for all: then the next one comes soon."""
+        if not survivals:
+            return
+        rate, count, width = scene.rate, len(survivals), scene.plan.width
+        brings = max(
+            sum(sum(s[:n]) - rate * row * n for s, n in zip(survivals, widths, strict=True))
+            for widths in (paid, [width] * count)
+        )
+        texts = sum(m is not None for m in scene.members)
+        spent = self.prices.draft(texts, texts * width, scene.depth)
+        if brings * texts / count > rate * spent:
+            self._patience = self._wait = _FIRST_WAIT
+            for m in scene.members:
+                # the others have not been seen for long
+                if m is not None and not any(m is t for t in scene.tries):
+                    m.given, m.chosen, m.rows = (
+                        [(a + b) / 2 for a, b in zip(mine, usual, strict=True)]
+                        for mine, usual in (
+                            (m.given, self._common.given),
+                            (m.chosen, self._common.chosen),
+                            (m.rows, self._common.rows),
+                        )
+                    )
+
+    def _seconds(self, scene: Scene, verified: list[int]) -> float:
+        texts, total = scene.texts, sum(verified)
+        blocks = sum(block > 0 for block in scene.blocks)
+        even = len({*verified}) == 1
+        spent = self.prices.draft(blocks, sum(scene.blocks), scene.depth)
+        spent += self.prices.besides(texts, drafted=blocks > 0)
+        return spent + self.prices.verify(texts + total, texts, scene.depth, even=even)
+
+    def calibration_of(self, *, cheap: bool) -> Calibration:
+        """Of block drafts, or of proposals that were looked up."""
+        return self.lookup if cheap else self.calibration
+
+    def learn(self, member: Member, accepted: int, committed: int) -> None:
+        """Take in how a text's round went."""
+        if member.expected > 0:
+            self._survivors.learn(member.stated, accepted)
+            member.learn(accepted)
+        if self._scene is not None:
+            self._scene.tokens += committed
+            self._scene.learnt += 1
+
+    def _close(self) -> None:
+        """The round is over: what it gave and took is part of the going rate."""
+        scene, self._scene = self._scene, None
+        if scene is None or not scene.learnt:
+            return
+        seconds = scene.seconds or self._seconds(scene, [0] * scene.texts)
+        going = self._going.setdefault(scene.texts.bit_length(), Going())
+        plain = self._plain(scene.texts, scene.depth)
+        going.add(scene.tokens / scene.learnt, seconds / plain)
+
+
+class _Pass:
+    """The prices of a round's target pass, by the proposals of texts that are free."""
+
+    def __init__(self, crowd: Crowd, scene: Scene, count: int) -> None:
+        self._scene, self._count = scene, count
+        self._table = crowd.prices.verify_all(scene.texts, scene.depth)
+        self._ragged = crowd.prices.ragged
+        self._rate = scene.rate
+        self._levels = crowd.levels
+        self._room = min(crowd.rows - scene.texts - scene.told, len(self._table) - 1 - scene.told)
+
+        self.row = max(0.0, self._table[-1] - self._table[0]) / max(1, len(self._table) - 1)
+
+    def choose(self, survivals: list[list[float]], *, sampled: bool) -> tuple[list[int], list[int]]:
+        """How many proposals of each would pay, and how many to verify."""
+        if not survivals:
+            return [], []
+        rows = self._count + max(0, self._room)
+        share = first_fall_widths if sampled else best_widths
+        paid = share(survivals, self._seconds, rows=rows, rate=self._rate)
+        if total := sum(paid):
+            self.row = (self._seconds(self._count + total) - self._seconds(self._count)) / total
+        if sampled:
+            whole = [len(s) for s in survivals]
+            # decided before anything was drawn
+            return paid, whole if self._scene.plan.even and sum(whole) <= self._room else paid
+        return paid, self._levelled(survivals, paid)
+
+    def _levelled(self, survivals: list[list[float]], paid: list[int]) -> list[int]:
+        """Equal widths, unless unequal ones are clearly better."""
+        best, found = -float("inf"), paid
+        for n in range(1 + max(map(len, survivals))):
+            widths = [min(n, len(s)) for s in survivals]
+            if sum(widths) > self._room:
+                break
+            worth = self._worth(survivals, widths)
+            if worth > best:
+                best, found = worth, widths
+        if self._levels:
+            return found
+        close = _CLOSE * self._scene.texts
+        return paid if self._worth(survivals, paid) > best + close else found
+
+    def _worth(self, survivals: list[list[float]], widths: list[int]) -> float:
+        tokens = sum(sum(s[:n]) for s, n in zip(survivals, widths, strict=True))
+        even = len({*widths}) == 1 and (self._count == self._scene.texts or not any(widths))
+        seconds = self._table[self._scene.told + sum(widths)]
+        if not even or self._scene.told:
+            seconds *= self._ragged
+        return tokens - self._rate * seconds
+
+    def _seconds(self, rows: int) -> float:
+        """Of unequal widths, by the rows of free texts."""
+        proposals = self._scene.told + rows - self._count
+        return self._table[proposals] * (self._ragged if proposals else 1.0)
