@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Rpc
 from llamaspec.errors import OptionError
 from llamaspec.options import ALL_LAYERS, LoadOptions
 from llamaspec.serve.settings import (
@@ -78,6 +79,7 @@ def serve(
     split_mode: Annotated[
         str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
     ] = "layer",
+    rpc: Rpc = None,
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Of the KV caches: f32, f16, bf16, q8_0.")
     ] = "f16",
@@ -139,6 +141,7 @@ def serve(
             device=device,
             device_draft=device_draft,
             split_mode=split_mode,  # type: ignore[arg-type]
+            rpc=rpc,
             cache_type=cache_type,  # type: ignore[arg-type]
             max_sequences=max_sequences,
             queue=queue,
