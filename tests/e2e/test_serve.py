@@ -153,7 +153,7 @@ def test_a_stream_is_the_whole_in_pieces(client: httpx.Client, session: Session)
 
 
 def test_several_texts(client: httpx.Client) -> None:
-    many = {"n": 3, "temperature": 1.0, "seed": 3, "draft_max": 0}
+    many: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 3, "draft_max": 0}
     whole = chat(client, **many)
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]

@@ -206,6 +206,6 @@ def test_the_command_line(server: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "outputs identical" in done.stderr
     for wrong in ("[::1]:50052", "nowhere", f"127.0.0.1:{free_port()}"):
-        for command in (["run", "hello"], ["verify"], ["chat"], ["serve"]):
+        for command in (["run", "hello"], ["verify"], ["chat"], ["serve", "--port", "0"]):
             line = refusal(llamaspec(*command, "--rpc", wrong))
             assert wrong in line
