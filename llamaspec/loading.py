@@ -130,7 +130,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         options = pair.options
         pair.engine.prompts.exact = options.exact
         pair.engine.prompts.part = options.batch
-        if options.exact and pair.drafter is not None:
+        if options.exact and (pair.drafter is not None or options.max_sequences > 1):
             _make_exact(pair)
         pair.engine.pacing = pair.make_pacing()
     except BaseException:
@@ -190,13 +190,24 @@ def _lookup(model: Model) -> LookupDrafter:
 
 
 def _make_exact(pair: Pair) -> None:
+    together, name = pair.options.max_sequences, pair.model.path.name
+    if not pair.context.apart:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together on the CPU alone and without "
+            "recurrent state, where every sequence has a KV cache of its own; choose one of them"
+        )
     pair.context.compute_rows_alike()
     pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
-            f"{pair.model.path.name}: a single row is computed differently when a draft is loaded, "
+            f"{name}: a single row is computed differently when a draft is loaded, "
             "so exact decoding needs it loaded without one"
+        )
+    if not found.bitwise and together > 1:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together where rows are computed alike "
+            f"in passes of all sequences, and here {found}; choose one of them"
         )
     if not found.bitwise:
         logger.info("exact: %s; near ties are decided by single rows", found)

@@ -204,7 +204,9 @@ class Plan:
         def add(device: str, **bytes_: int) -> None:
             found[device] = found.get(device, Part(device)).plus(**bytes_)
 
+        apart = False
         for kind, context in self._contexts(shape, side):
+            apart = context.apart
             for part in memory_of(context, kind):
                 add(part.device, **{name: getattr(part, name) for name in KINDS})
             rows = min(context.shape.n_ctx, context.shape.n_batch)
@@ -219,8 +221,8 @@ class Plan:
         if side is not None:
             width = len(side.taps) * self.target.n_embd
             add(HOST, outputs=_FEATURE_COPIES * _FLOAT * width * shape.n_batch)
-        few = replace(side, shape=_few(side.shape)) if side else None
-        for _, context in self._contexts(_few(shape), few):
+        few = replace(side, shape=_few(side.shape, apart=apart)) if side else None
+        for _, context in self._contexts(_few(shape, apart=apart), few):
             for part in memory_of(context):
                 add(part.device, graphs=KEPT_GRAPHS * part.compute)
         # the CPU last, as doctor has it
@@ -273,13 +275,15 @@ def _outputs(context: Context) -> int:
     return _FLOAT * context.shape.n_outputs * (context.model.vocab.size + context.model.n_embd)
 
 
-def _few(shape: ContextShape) -> ContextShape:
-    """The shape of the passes whose graphs are kept, over all positions."""
+def _few(shape: ContextShape, *, apart: bool) -> ContextShape:
+    """The shape of the passes whose graphs are kept, over all positions that they can see."""
     n_outputs = min(KEPT_ROWS, shape.n_outputs)
+    n_seq = min(n_outputs, shape.n_seq)
     return replace(
         shape,
+        n_ctx=shape.n_ctx // shape.n_seq * n_seq if apart else shape.n_ctx,
         n_batch=max(n_outputs, shape.snapshots + 2),
-        n_seq=min(n_outputs, shape.n_seq),
+        n_seq=n_seq,
         n_outputs=n_outputs,
     )
 
