@@ -27,6 +27,8 @@ _MOST_PLANNED = 1 << 21
 _NODE, _TOKEN = 1250, 270
 # beside those that are kept, a context has its last graph, and its largest for reserving
 _OWN_GRAPHS = 2
+# llama.cpp rounds a sequence's positions up to this
+_PADDING = 256
 # features of a batch's rows: llama.cpp's, gathered, a batch's and the copy that is computed on
 _FEATURE_COPIES = 4
 _FLOAT = 4
@@ -190,8 +192,9 @@ class Plan:
         if shape.n_ctx <= _MOST_PLANNED:
             return Forecast(tuple(self._parts(shape, side)), shape.n_ctx, shape.n_seq)
         # all of it grows with the positions, in a straight line from a batch's rows on
+        whole = _PADDING * shape.n_seq
         low, high = (
-            self.forecast(*_shortened(shape, side, count))
+            self.forecast(*_shortened(shape, side, count - count % whole))
             for count in (_MOST_PLANNED // 2, _MOST_PLANNED)
         )
         steps = (shape.n_ctx - high.n_ctx) / (high.n_ctx - low.n_ctx)

@@ -167,11 +167,14 @@ def test_weights_that_do_not_fit_are_read_again_and_a_warning_says_so(
     assert record.levelno == logging.WARNING
 
 
-def test_memory_grows_in_a_straight_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [1, 5])
+def test_memory_grows_in_a_straight_line(tmp_path: Path, many: int) -> None:
     """What is extrapolated of very long contexts is what planning them whole would say."""
     pair = synthesise(TINY.name, "f32", tmp_path)
     found = [
-        forecast_pair(pair.target, pair.draft, LoadOptions(context=n, threads=1))
+        forecast_pair(
+            pair.target, pair.draft, LoadOptions(context=n // many, max_sequences=many, threads=1)
+        )
         for n in (2**20, 2**21, 2**22, 2**30)
     ]
     one, two, four, many = (f.total for f in found)
