@@ -71,6 +71,11 @@ class Session:
         return self._pair.engine.pacing.pace
 
     @property
+    def schedule(self) -> Schedule:
+        """How much is drafted and verified where a request leaves it open."""
+        return self._pair.options.schedule
+
+    @property
     def exact(self) -> bool:
         """Loaded to give what plain decoding gives, token for token."""
         return self._pair.options.exact

@@ -2,13 +2,15 @@
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.run import run
+from llamaspec.cli.sharing import load_options, with_options_of
 from llamaspec.errors import OptionError
-from llamaspec.options import ALL_LAYERS, LoadOptions
+from llamaspec.options import LoadOptions
 from llamaspec.serve.settings import (
     DEFAULT_PORT,
     DEFAULT_QUEUE,
@@ -20,20 +22,27 @@ if TYPE_CHECKING:
     from llamaspec.session import Session
 
 _DEFAULTS = ServeSettings()
+_OF_RUN = (
+    *("context", "threads", "n_gpu_layers", "n_gpu_layers_draft", "device", "device_draft"),
+    *("split_mode", "rpc", "lookup", "cost_curve"),
+)
 
 
+@with_options_of(run, _OF_RUN)
 def serve(
     model: Annotated[
         str | None,
         typer.Option(
             "-m",
             "--model",
-            help="Target GGUF or hf://owner/repo/file.gguf; absent: the bundled pair.",
+            help="Target GGUF or owner/repo:Q4_K_M of the Hub; absent: the bundled pair.",
         ),
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option("-d", "--draft", help="Its DSpark or DFlash draft GGUF, or lookup."),
+        typer.Option(
+            "-d", "--draft", help="Its draft: file, checkpoint, repository; auto or lookup."
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option("--host", help="Where to listen; 0.0.0.0: on every network.")
@@ -54,43 +63,9 @@ def serve(
     queue: Annotated[
         int, typer.Option("--queue", help="Texts that may wait for a place; more are refused.")
     ] = DEFAULT_QUEUE,
-    context: Annotated[
-        int,
-        typer.Option(
-            "-c",
-            "--context",
-            help="Positions for prompt and completion of a text; 0: the model's, at most 4096.",
-        ),
-    ] = 0,
-    threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
-    n_gpu_layers: Annotated[
-        int, typer.Option("-ngl", help="Target layers on the GPU, -1 for all.")
-    ] = ALL_LAYERS,
-    n_gpu_layers_draft: Annotated[
-        int, typer.Option("-ngld", help="Draft layers on the GPU, -1 for all.")
-    ] = ALL_LAYERS,
-    device: Annotated[
-        str | None, typer.Option("--device", help="The target's devices, as doctor lists; or cpu.")
-    ] = None,
-    device_draft: Annotated[
-        str | None, typer.Option("--device-draft", help="The draft's; absent: all there are.")
-    ] = None,
-    split_mode: Annotated[
-        str, typer.Option("--split-mode", help="The target over several: layer, none, row, tensor.")
-    ] = "layer",
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Of the KV caches: f32, f16, bf16, q8_0.")
     ] = "f16",
-    lookup: Annotated[
-        bool,
-        typer.Option(
-            "--lookup", help="Beside the draft, look up what followed in the text before."
-        ),
-    ] = False,
-    cost_curve: Annotated[
-        str | None,
-        typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
-    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Of the model in replies; absent: its file's.")
     ] = None,
@@ -113,11 +88,13 @@ def serve(
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show llama.cpp's log too.")
     ] = False,
+    **given: Any,  # noqa: ANN401
 ) -> None:
     """Serve a pair over HTTP, by the names of OpenAI's API.
 
     Exit code 0: told to stop. 2: bad input, with the reason on stderr.
     """
+    given |= {"max_sequences": max_sequences, "queue": queue, "cache_type": cache_type}
     show_log(verbose)
     with guarded():
         settings = ServeSettings(
@@ -131,21 +108,7 @@ def serve(
             grace_s=grace,
             origins=tuple(allow_origin or ()),
         )
-        options = LoadOptions(
-            context=context,
-            n_gpu_layers=n_gpu_layers,
-            n_gpu_layers_draft=n_gpu_layers_draft,
-            threads=threads,
-            device=device,
-            device_draft=device_draft,
-            split_mode=split_mode,  # type: ignore[arg-type]
-            cache_type=cache_type,  # type: ignore[arg-type]
-            max_sequences=max_sequences,
-            queue=queue,
-            lookup=lookup,
-            cost_curve=cost_curve,
-        )
-        _serve(model, draft, options, settings)
+        _serve(model, draft, load_options(given), settings)
 
 
 def _serve(

@@ -41,7 +41,7 @@ def test_what_is_left_open() -> None:
 
 
 def test_every_parameter_reaches_the_engine() -> None:
-    given = {
+    given: dict[str, Any] = {
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "typical_p": 0.8},
         **{"presence_penalty": 1.0, "frequency_penalty": 0.5, "repeat_penalty": 1.1},
         **{"repeat_last_n": 9, "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3},

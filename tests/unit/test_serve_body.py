@@ -121,7 +121,7 @@ def test_numbers_keep_their_kind() -> None:
 
 
 def test_an_assistants_message_comes_back_as_it_was_dumped() -> None:
-    message = {
+    message: dict[str, object] = {
         **{"role": "assistant", "content": "yes", "refusal": None, "annotations": []},
         **{"audio": None, "function_call": None, "tool_calls": None},
     }

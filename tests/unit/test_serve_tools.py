@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from llamaspec.serve.tools import BARE, HERMES, LLAMA3, CallReader, Style, style_of
+from llamaspec.serve.tools import BARE, HERMES, LLAMA3, Call, CallReader, Style, style_of
 
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "é"}}'
 WORDS = {"a": 1, "b": "é"}
@@ -15,7 +15,8 @@ Told = tuple[str, list[tuple[str, object]]]
 
 def read(style: Style, pieces: Iterator[str] | list[str], *, many: bool = True) -> Told:
     reader = CallReader(style, ["add", "sub"], many=many)
-    said, calls = "", []
+    said = ""
+    calls: list[Call] = []
     for piece in pieces:
         more, found = reader.push(piece)
         said, calls = said + more, calls + found
