@@ -65,14 +65,18 @@ class Browser:
 
     def logs(self) -> tuple[list[str], set[str]]:
         """What the console said since the last call, and the hosts that were asked."""
-        console = [entry["message"] for entry in self.driver.get_log("browser")]
+        console = [entry["message"] for entry in self._log("browser")]
         hosts = set()
-        for entry in self.driver.get_log("performance"):
+        for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 url = urlsplit(message["params"]["request"]["url"])
                 hosts |= {url.netloc or url.scheme}
         return console, hosts
+
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.driver.execute("getLog", {"type": kind})["value"]
+        return found
 
 
 @contextmanager
