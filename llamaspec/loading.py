@@ -137,7 +137,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
         )
         pair.engine.prompts.exact = options.exact
         pair.engine.prompts.part = options.batch
-        if options.exact and drafter is not None:
+        if options.exact and (drafter is not None or options.max_sequences > 1):
             _make_exact(pair)
         pair.engine.pacing = pair.make_pacing()
     except BaseException:
@@ -154,13 +154,24 @@ def _lookup(model: Model) -> LookupDrafter:
 
 
 def _make_exact(pair: Pair) -> None:
+    together, name = pair.options.max_sequences, pair.model.path.name
+    if not pair.context.apart:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together on the CPU alone and without "
+            "recurrent state, where every sequence has a KV cache of its own; choose one of them"
+        )
     pair.context.compute_rows_alike()
     pair.engine.prompts.end_twice = pair.model.n_layer in pair.context.taps
     found = pair.measure_exactness()
     if 1 in found.unequal:
         raise OptionError(
-            f"{pair.model.path.name}: a single row is computed differently when a draft is loaded, "
+            f"{name}: a single row is computed differently when a draft is loaded, "
             "so exact decoding needs it loaded without one"
+        )
+    if not found.bitwise and together > 1:
+        raise OptionError(
+            f"{name}: exact and max_sequences {together} go together where rows are computed alike "
+            f"in passes of all sequences, and here {found}; choose one of them"
         )
     if not found.bitwise:
         logger.info("exact: %s; near ties are decided by single rows", found)
@@ -198,7 +209,7 @@ def _context_length(model: Model, options: LoadOptions, snapshots: int, there: l
         raise OptionError(f"{model.path.name} states no context length; give a context")
     states = options.max_sequences * (1 + snapshots)
     total = sum(device.total_bytes for device in there)
-    _check_memory(model, _padded(options.max_sequences * n_ctx), states, options.cache_type, total)
+    _check_memory(model, options.max_sequences * _padded(n_ctx), states, options.cache_type, total)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",
@@ -250,7 +261,7 @@ def _target_context(
 ) -> TargetContext:
     rows = proposals + 1
     shape = ContextShape(
-        n_ctx=_padded(options.max_sequences * n_ctx),
+        n_ctx=options.max_sequences * _padded(n_ctx),
         # llama.cpp asserts that a pass has room for more rows than a state can go back
         n_batch=max(options.batch, options.max_sequences * rows, rows + 1),
         n_seq=options.max_sequences,
@@ -273,12 +284,13 @@ def _drafter(
     options: LoadOptions,
 ) -> BlockDrafter:
     described = _described(file)
-    rows = options.max_sequences * (layout.proposals + layout.first)
+    block = layout.proposals + layout.first
+    rows = options.max_sequences * block
     # a block reaches past the last committed position, by its own length
-    n_ctx = target.shape.n_ctx + rows
+    n_ctx = target.shape.n_ctx // options.max_sequences + block
     shape = replace(
         target.shape,
-        n_ctx=_padded(n_ctx),
+        n_ctx=options.max_sequences * _padded(n_ctx),
         n_batch=max(options.batch, rows),
         n_outputs=rows,
         snapshots=0,

@@ -179,11 +179,6 @@ class LoadOptions:
         _schedule(self.schedule)
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
-        if self.exact and self.max_sequences > 1:
-            raise OptionError(
-                f"exact is for one sequence at a time and max_sequences is {self.max_sequences}: "
-                "several share a KV cache, whose order changes how sums round; choose one of them"
-            )
 
     @property
     def servers(self) -> tuple[Endpoint, ...]:

@@ -57,6 +57,7 @@ class _Changed:
 
     def ls_context_new(self, model: Any, params: Any) -> Any:  # noqa: ANN401
         params.kv_unified = self._native.unified
+        params.kv_apart = False
         params.n_ubatch = self._native.at_a_time or params.n_ubatch
         return lib.ls_context_new(model, params)
 

@@ -42,8 +42,9 @@ _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid bat
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes and types of a context. n_ctx counts the rows of all sequences together; snapshots:
-    how many positions a recurrent state can go back, at the price of a state each.
+    """Sizes and types of a context. n_ctx counts the rows of all sequences together, of which each
+    has its share; snapshots: how many positions a recurrent state can go back, at the price of a
+    state each.
     """
 
     n_ctx: int
@@ -59,12 +60,14 @@ class ContextShape:
 class Context(NativeHandle):
     """One llama_context. Not thread-safe: whoever owns it serialises the calls.
 
-    `seconds` is the wall time spent inside native compute calls since creation.
+    `seconds` is the wall time spent inside native compute calls since creation. `apart`: every
+    sequence has a KV cache of its own, and is computed as it is alone (patch 0014).
     """
 
     model: Model
     shape: ContextShape
     seconds: float
+    apart: bool
     _memory: Any
     _logits_width: int
     _ints: Any
@@ -85,6 +88,8 @@ class Context(NativeHandle):
         params.flash_attn_type = _FLASH[shape.flash_attention]
         params.type_k = params.type_v = _CACHE[shape.cache_type]
         params.kv_unified = True
+        # where it is possible; otherwise one cache for all
+        params.kv_apart = shape.n_seq > 1 and not model.recurrent
         params.swa_full = True
         params.no_perf = True
         owners: tuple[NativeHandle, ...] = (model,)
@@ -102,6 +107,7 @@ class Context(NativeHandle):
         context = cls(ptr, lib.llama_free, *owners)
         context.model, context.shape, context.seconds = model, shape, 0.0
         model.check_servers()
+        context.apart = shape.n_seq == 1 or lib.llama_n_ctx_seq(ptr) < lib.llama_n_ctx(ptr)
         context._memory = lib.llama_get_memory(ptr)
         context._logits_width = model.vocab.size
         context._ints = ffi.new("int32_t[]", shape.n_outputs)
@@ -305,7 +311,8 @@ class TargetContext(Context):
     def compute_rows_alike(self) -> None:
         """From now on compute the rows of passes that put out all their rows as single rows are.
 
-        On the CPU such passes then round as passes over one row do; 32 rows at most (patch 0008).
+        On the CPU such passes then round as passes over one row do; 256 rows at most (patches 0008
+        and 0014).
         """
         lib.ls_set_rows_alike(self.ptr, 1)
         self.rows_alike = True

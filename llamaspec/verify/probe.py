@@ -113,6 +113,9 @@ def measure(
             *_compare((plain, context), ids[: 2 * ROWS], ROWS, wanted),
             *_compare((plain, context), ids, LONG_ROWS, wanted),
         ]
+        wide = [width for width in wanted if ROWS < width < len(ids) - ROWS]
+        if wide:
+            rows += _compare((plain, context), ids[: ROWS + max(wide)], max(wide), wide)
     return replace(judge(rows), settings=tuple(settings))
 
 

@@ -180,9 +180,7 @@ def test_the_certain_part_ends_before_the_first_close_choice() -> None:
     assert certain_part(found, [float("nan"), 1, 1], BOUND) == Verification(0, [])
 
 
-def test_exact_is_for_one_sequence() -> None:
-    with pytest.raises(OptionError, match="max_sequences is 2"):
-        LoadOptions(exact=True, max_sequences=2)
+def test_exact_is_a_truth_value() -> None:
     with pytest.raises(OptionError, match="exact is 1"):
         LoadOptions(exact=1)  # type: ignore[arg-type]
 

@@ -47,6 +47,7 @@ struct llama_context_params {
     bool no_perf;
     bool swa_full;
     bool kv_unified;
+    bool kv_apart;
     struct llama_context * ctx_other;
     ...;
 };
@@ -76,6 +77,8 @@ void llama_free(struct llama_context * ctx);
 uint32_t llama_model_quantize(const char * fname_inp, const char * fname_out, const llama_model_quantize_params * params);
 
 llama_memory_t llama_get_memory(const struct llama_context * ctx);
+uint32_t llama_n_ctx(const struct llama_context * ctx);
+uint32_t llama_n_ctx_seq(const struct llama_context * ctx);
 uint32_t llama_n_rs_seq(const struct llama_context * ctx);
 
 const struct llama_vocab * llama_model_get_vocab(const struct llama_model * model);
