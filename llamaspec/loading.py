@@ -131,7 +131,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter, queue=options.queue),
+            Engine(context, drafter, queue=options.queue, stored=options.n_prefix_cache),
             n_ctx,
             options,
         )
