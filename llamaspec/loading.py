@@ -84,6 +84,7 @@ class Pair:
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
+        self.engine.store.clear()
         if self.draft_model is not None:
             self.draft_model.close()
         self.model.close()

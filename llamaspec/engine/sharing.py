@@ -151,9 +151,7 @@ class Sharing:
         return self._cut(slot, kept)
 
     def _cut(self, slot: int, kept: int) -> int:
-        # somebody else may have used the context meanwhile
-        if not self._target.can_truncate(slot, kept) or self._target.length(slot) < kept:
-            kept = 0
+        kept = kept if self._there(slot, kept) else 0
         if self._teacher.drafter is not None:
             self._teacher.drafter.keep(slot, kept)
         self._target.truncate(slot, kept)
@@ -183,9 +181,13 @@ class Sharing:
         length = self._common(sequence, held)
         if length and self._teacher.wants(sequence):
             length = self._whole(min(length, self._known(place, length)), held)
-        if length and not isinstance(place, Entry) and self._target.length(place) < length:
+        if length and not isinstance(place, Entry) and not self._there(place, length):
             length = 0
         return _Source(length, held, place)
+
+    def _there(self, slot: int, length: int) -> bool:
+        # somebody else may have used the context meanwhile
+        return self._target.can_truncate(slot, length) and self._target.length(slot) >= length
 
     def _known(self, place: int | Entry, length: int) -> int:
         if isinstance(place, Entry):

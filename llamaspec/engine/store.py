@@ -61,6 +61,11 @@ class Store:
         self._entries.remove(entry)
         self.size -= entry.nbytes
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._entries.clear()
+        self.size = 0
+
     def covers(self, held: Held, known: int) -> bool:
         """Whether a text is here already, of which the drafter knows so many positions. It counts
         as used then.
