@@ -6,7 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,16 +163,25 @@ def server(
     words += ["-np", str(tools.slots)]
     if rates is not None and draft is not None:
         words += ["--spec-synth-rates", as_llama_cpp(for_width(rates, width, arm.name))]
+    with listening(words) as address:
+        yield ServerArm(tuple(words), address, ends, width)
+
+
+@contextmanager
+def listening(words: Sequence[str]) -> Iterator[str]:
+    """A llama-server with these words, on a free port; yields its address once it is ready. Raises
+    LlamaSpecError where it does not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+    command = [*words, "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(address, process, log)
-            yield ServerArm(tuple(words), address, ends, width)
+            yield address
         finally:
             process.kill()
             process.wait()

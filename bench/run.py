@@ -168,11 +168,12 @@ def _runner(arm: ArmSpec, setting: _Setting, ours: Ours, stack: ExitStack) -> Ru
 def _tools(setting: _Setting, ours: Ours) -> peers.Tools:
     folder = setting.plan.tools or LIBRARY_DIR.parent / "bin"
     drafts = [path for path in (setting.draft, setting.dflash) if path is not None]
-    kinds = {path: _kind(path) for path in drafts}
+    kinds = {path: kind_of(path) for path in drafts}
     return peers.Tools(folder, setting.target, setting.plan.options, ours.first.n_ctx, kinds)
 
 
-def _kind(draft: Path) -> str:
+def kind_of(draft: Path) -> str:
+    """llama.cpp's name of a draft's kind."""
     described = describe(draft).draft
     return "draft-dspark" if described and described.markov_rank else "draft-dflash"
 

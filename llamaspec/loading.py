@@ -210,7 +210,8 @@ def _context_length(model: Model, options: LoadOptions, snapshots: int, there: l
         raise OptionError(f"{model.path.name} states no context length; give a context")
     states = options.max_sequences * (1 + snapshots)
     total = sum(device.total_bytes for device in there)
-    _check_memory(model, options.max_sequences * _padded(n_ctx), states, options.cache_type, total)
+    cells = options.max_sequences * _padded(n_ctx)
+    _check_memory(model, cells, states, options.cache_type, total)
     if n_ctx > trained:
         logger.warning(
             "context %d is beyond the %d positions that %s was trained for; its text may degrade",

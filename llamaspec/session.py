@@ -71,6 +71,11 @@ class Session:
         return self._pair.engine.pacing.pace
 
     @property
+    def schedule(self) -> Schedule:
+        """How much is drafted and verified where a request leaves it open."""
+        return self._pair.options.schedule
+
+    @property
     def exact(self) -> bool:
         """Loaded to give what plain decoding gives, token for token."""
         return self._pair.options.exact
@@ -185,9 +190,28 @@ class Session:
             return self._prompts.tokenize(prompt)
 
     @property
+    def max_sequences(self) -> int:
+        """Texts that are decoded at once."""
+        return self._pair.options.max_sequences
+
+    @property
+    def names(self) -> tuple[str, str | None]:
+        """The target's file without its ending, and the draft's; None without a draft's file."""
+        pair = self._pair
+        draft = None if pair.draft_file is None else pair.draft_file.path.stem
+        return pair.target_file.path.stem, draft
+
+    @property
     def vocab(self) -> Vocab:
         """The target's vocabulary; usable as long as the session is open."""
         return self._pair.model.vocab
+
+    @property
+    def template_source(self) -> str:
+        """The target's chat template as text, empty where it has none."""
+        with self._running.reading:
+            self._running.check_open()
+            return self._prompts.template.source if self.has_chat_template else ""
 
     def plain_gap(self, prompt: Prompt, tokens: Sequence[int]) -> float:
         """How far apart, in logits, the two largest lie where plain decoding of a prompt chooses

@@ -15,6 +15,7 @@ from llamaspec.cli.models import models
 from llamaspec.cli.pull import pull
 from llamaspec.cli.quantize import quantize
 from llamaspec.cli.run import run
+from llamaspec.cli.serve import serve
 from llamaspec.cli.verify import verify
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(run)
 app.command()(chat)
 app.command()(models)
 app.command()(pull)
+app.command()(serve)
 app.command()(inspect)
 app.command()(convert)
 app.command("convert-target")(convert_target)

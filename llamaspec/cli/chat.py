@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from llamaspec.cli.conversation import Conversation
 
 _SHARED = """
-draft_max lookup cost_curve exact temperature seed stop top_k top_p min_p typical_p repeat_penalty
+draft_max lookup cost_curve exact schedule temperature seed stop top_k top_p min_p typical_p
+repeat_penalty
 repeat_last_n presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length
 dry_penalty_last_n dry_sequence_breaker logit_bias accept grammar json_schema n_gpu_layers
-n_gpu_layers_draft device device_draft split_mode context threads head
+n_gpu_layers_draft device device_draft split_mode rpc context threads head
 """
 _HISTORY = "chat-history"
 _MARK = "> "

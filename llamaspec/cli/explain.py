@@ -21,6 +21,9 @@ def explanation(done: "Completion", session: "Session", asked: "GenerateOptions"
     if asked.draft_max is not None:
         given = "--draft-max" if asked.draft_max else "--plain or --draft-max"
         return [*lines, f"widths: as {given} says; auto would choose them by what passes cost"]
+    if session.schedule != "auto":
+        said = "whole blocks" if session.schedule == "full" else "up to the first less sure"
+        return [*lines, f"widths: {said}, as --schedule {session.schedule} says"]
     if pace is None:
         return [*lines, "widths: whole blocks; with --head python nothing is priced"]
     if asked.accept != "match" and asked.temperature > 0 and asked.seed is not None:

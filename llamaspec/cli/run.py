@@ -77,6 +77,13 @@ def run(
         str | None,
         typer.Option("--cost-curve", help="What passes cost, of `bench cost`; absent: measured."),
     ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="What auto takes: auto, what pays; full, whole blocks; P, the surer than P.",
+        ),
+    ] = AUTO,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say how many proposals were verified, and why.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import Any
 
 from llamaspec.cli import sampling
 from llamaspec.errors import OptionError
-from llamaspec.options import GenerateOptions, LoadOptions
+from llamaspec.options import GenerateOptions, LoadOptions, Schedule
 
 AUTO = "auto"
 Given = Mapping[str, Any]
@@ -33,7 +33,10 @@ def with_options_of(owner: Command, names: Collection[str]) -> Callable[[Command
 def load_options(given: Given) -> LoadOptions:
     """Of a command's values, by name. Raises OptionError for one that cannot be."""
     known = {field.name for field in fields(LoadOptions)}
-    return LoadOptions(**{name: value for name, value in given.items() if name in known})
+    values = {name: value for name, value in given.items() if name in known}
+    if "schedule" in values:
+        values["schedule"] = schedule(values["schedule"])
+    return LoadOptions(**values)
 
 
 def generate_options(given: Given, **changes: Any) -> GenerateOptions:  # noqa: ANN401
@@ -61,3 +64,11 @@ def most(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise OptionError(f"--draft-max is {text!r}; it must be a whole number or auto") from None
+
+
+def schedule(text: str) -> Schedule:
+    """--schedule; which words there are, the options know."""
+    try:
+        return float(text)
+    except ValueError:
+        return text  # type: ignore[return-value]

@@ -105,8 +105,8 @@ class Context(KVCache):
             )
         context = cls(ptr, lib.llama_free, *owners)
         context.model, context.shape, context.seconds = model, shape, 0.0
-        model.check_servers()
         context.apart = shape.n_seq == 1 or lib.llama_n_ctx_seq(ptr) < lib.llama_n_ctx(ptr)
+        model.check_servers()
         context._memory = lib.llama_get_memory(ptr)
         context._logits_width = model.vocab.size
         context._ints = ffi.new("int32_t[]", shape.n_outputs)

@@ -13,29 +13,20 @@ from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.crowd_prices import CrowdPrices
 from llamaspec.schedule.member import SMOOTH, TRIED, Member, Survivors
 from llamaspec.schedule.pace import Offer
-from llamaspec.schedule.prefix import best_widths, first_fall_widths
+from llamaspec.schedule.scene import Plan, Scene, SharedPass
 
 _ROUNDS = 50
 """Rounds that the going rate is of."""
-_CLEAR, _CLOSE = 0.01, 0.005
-"""Tokens a text by which not drafting has to be better, and by which unequal widths have to be."""
+_CLEAR = 0.01
+"""Tokens a text by which not drafting has to be better."""
+_SURE = 3
+"""Rounds in a row in which not drafting was better, before it is left for longer."""
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _NAP, _LONGEST_NAP, _KNOWN = 16, 128, 12
 _WASTE = 0.7
 """A text whose proposals bring less than this part of what they cost is left out for a while."""
 _LOOK = 48
 """Rounds with narrower blocks before some whole ones show what is beyond them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A way to draft a round. width: of the blocks, 0 without any. even: all of them are verified,
-    whatever their confidences. worth: in tokens, at the going rate.
-    """
-
-    width: int
-    even: bool
-    worth: float
 
 
 @dataclass
@@ -53,31 +44,6 @@ class Going:
         step = 1 / max(self.rounds, 8)
         self.tokens += step * (tokens - self.tokens)
         self.seconds += step * (seconds - self.seconds)
-
-
-@dataclass
-class Scene:
-    """The round under way. members: of its texts, None for those that are told what to draft.
-    blocks: proposals to draft of each. depth: positions in the KV cache, on average. rate: the
-    going one, in tokens a second of all. tries: those that are drafted for to see whether it pays
-    now. told: proposals of texts that are told. seconds, tokens: what the round takes, by its
-    prices, and has brought to so many texts as have learnt.
-    """
-
-    members: Sequence[Member | None]
-    blocks: list[int]
-    depth: int
-    rate: float
-    plan: Plan = Plan(0, True, 0.0)
-    tries: list[Member] = field(default_factory=list)
-    told: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    learnt: int = 0
-
-    @property
-    def texts(self) -> int:
-        return len(self.members)
 
 
 @dataclass
@@ -101,6 +67,7 @@ class Crowd:
     _narrow: int = field(default=0, repr=False)
     _looked: int = field(default=0, repr=False)
     _turn: int = field(default=0, repr=False)
+    _worse: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         self._common = Member.hopeful(self.prices.width)
@@ -167,7 +134,11 @@ class Crowd:
         """The texts to draft for: those that are wanted, or half of all for a try, or none."""
         none = self._none(scene)
         gain = (scene.plan.worth - none) / scene.texts
-        if self._wait is None and gain < -_CLEAR:
+        # one text at its end makes one pass uneven, and says nothing of the next ones
+        self._worse = self._worse + 1 if gain < -_CLEAR else 0
+        if self._wait is None and self._worse:
+            if self._worse < _SURE:
+                return []
             self._wait = self._patience
         elif self._wait is not None and gain > _CLEAR:
             self._wait, self._patience = None, max(_FIRST_WAIT, self._patience // 2)
@@ -271,15 +242,20 @@ class Crowd:
         free = [i for i, m in enumerate(scene.members) if m is not None and offers[i] is not None]
         scene.told = sum(n for i, n in enumerate(found) if i not in free)
         survivals = [self._survival(scene.members[i], offers[i]) for i in free]
-        prices = _Pass(self, scene, len(free))
+        prices = SharedPass(self.prices, scene, len(free), self.rows)
         sampled = any(o is not None and o.sampled for i, o in enumerate(offers) if i in free)
-        paid, chosen = prices.choose(survivals, sampled=sampled)
+        paid, chosen = prices.choose(survivals, sampled=sampled, levels=self.levels)
         if scene.tries and not any(chosen):
             # a try that verifies nothing would never learn that its confidences are wrong
             chosen = [min(1, len(s)) for s in survivals]
         for i, survival, worth, width in zip(free, survivals, paid, chosen, strict=True):
             found[i] = width
-            self._see(scene, i, offers[i], survival, worth, width, prices.row)
+            member, offer = scene.members[i], offers[i]
+            if member is not None and offer is not None and not offer.cheap:
+                member.stated = member.stated[:width]
+                member.expected = sum(survival[:width]) / member.truth
+                self._see(scene, member, survival, worth)
+                self._judge(scene, member, prices.row)
         if scene.tries:
             self._tried(scene, survivals, paid, prices.row)
         scene.seconds = self._seconds(scene, found)
@@ -297,23 +273,8 @@ class Crowd:
         member.stated = stated
         return self._survivors.corrected(stated, member.truth)
 
-    def _see(
-        self,
-        scene: Scene,
-        place: int,
-        offer: Offer | None,
-        survival: list[float],
-        paid: int,
-        width: int,
-        row: float,
-    ) -> None:
-        member = scene.members[place]
-        assert member is not None
-        assert offer is not None
-        if offer.cheap:
-            return
-        member.stated = member.stated[:width]
-        member.expected = sum(survival[:width]) / member.truth
+    def _see(self, scene: Scene, member: Member, survival: list[float], paid: int) -> None:
+        """Take in a block of a text, of which so many proposals were worth a row."""
         # the first rounds of a session say most, and those of a text
         early = 1 / (2 + self._common.seen / scene.texts)
         usual = TRIED if scene.tries else max(SMOOTH, 1 / (6 + member.seen))
@@ -321,7 +282,6 @@ class Crowd:
         self._common.see(survival, paid, max(early, SMOOTH) / scene.texts)
         self._common.seen += 1
         member.seen += 1
-        self._judge(scene, member, row)
 
     def _tried(
         self, scene: Scene, survivals: list[list[float]], paid: list[int], row: float
@@ -380,60 +340,3 @@ class Crowd:
         going = self._going.setdefault(scene.texts.bit_length(), Going())
         plain = self._plain(scene.texts, scene.depth)
         going.add(scene.tokens / scene.learnt, seconds / plain)
-
-
-class _Pass:
-    """The prices of a round's target pass, by the proposals of texts that are free."""
-
-    def __init__(self, crowd: Crowd, scene: Scene, count: int) -> None:
-        self._scene, self._count = scene, count
-        self._table = crowd.prices.verify_all(scene.texts, scene.depth)
-        self._ragged = crowd.prices.ragged
-        self._rate = scene.rate
-        self._levels = crowd.levels
-        self._room = min(crowd.rows - scene.texts - scene.told, len(self._table) - 1 - scene.told)
-
-        self.row = max(0.0, self._table[-1] - self._table[0]) / max(1, len(self._table) - 1)
-
-    def choose(self, survivals: list[list[float]], *, sampled: bool) -> tuple[list[int], list[int]]:
-        """How many proposals of each would pay, and how many to verify."""
-        if not survivals:
-            return [], []
-        rows = self._count + max(0, self._room)
-        share = first_fall_widths if sampled else best_widths
-        paid = share(survivals, self._seconds, rows=rows, rate=self._rate)
-        if total := sum(paid):
-            self.row = (self._seconds(self._count + total) - self._seconds(self._count)) / total
-        if sampled:
-            whole = [len(s) for s in survivals]
-            # decided before anything was drawn
-            return paid, whole if self._scene.plan.even and sum(whole) <= self._room else paid
-        return paid, self._levelled(survivals, paid)
-
-    def _levelled(self, survivals: list[list[float]], paid: list[int]) -> list[int]:
-        """Equal widths, unless unequal ones are clearly better."""
-        best, found = -float("inf"), paid
-        for n in range(1 + max(map(len, survivals))):
-            widths = [min(n, len(s)) for s in survivals]
-            if sum(widths) > self._room:
-                break
-            worth = self._worth(survivals, widths)
-            if worth > best:
-                best, found = worth, widths
-        if self._levels:
-            return found
-        close = _CLOSE * self._scene.texts
-        return paid if self._worth(survivals, paid) > best + close else found
-
-    def _worth(self, survivals: list[list[float]], widths: list[int]) -> float:
-        tokens = sum(sum(s[:n]) for s, n in zip(survivals, widths, strict=True))
-        even = len({*widths}) == 1 and (self._count == self._scene.texts or not any(widths))
-        seconds = self._table[self._scene.told + sum(widths)]
-        if not even or self._scene.told:
-            seconds *= self._ragged
-        return tokens - self._rate * seconds
-
-    def _seconds(self, rows: int) -> float:
-        """Of unequal widths, by the rows of free texts."""
-        proposals = self._scene.told + rows - self._count
-        return self._table[proposals] * (self._ragged if proposals else 1.0)

@@ -68,6 +68,7 @@ class ChatTemplate:
                 f"{origin} has a chat template of {len(source)} characters, "
                 f"the limit is {MAX_TEMPLATE}; pass the prompt as text"
             )
+        self.source = source
         self._origin = origin
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment = _environment()

@@ -1,6 +1,7 @@
 """What callers give as a prompt, as token ids."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,20 @@ from llamaspec.runtime.vocab import Vocab
 from llamaspec.text.chat import ChatTemplate
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message] | IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Chat messages with what else the model's template is to see: JSON schemas of tools that it
+    may call, and more names, such as enable_thinking.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] | None = None
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | Chat | IntArray
 
 
 class PromptReader:
@@ -32,7 +46,11 @@ class PromptReader:
         if isinstance(prompt, str):
             return self._encoded(prompt)
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            rendered = self._chat_template().render(list(prompt))  # type: ignore[arg-type]
+            prompt = Chat(list(prompt))  # type: ignore[arg-type]
+        if isinstance(prompt, Chat):
+            rendered = self.template.render(
+                prompt.messages, tools=prompt.tools, variables=prompt.variables
+            )
             return self._encoded(rendered, templated=True)
         return self._checked_ids(prompt)
 
@@ -59,7 +77,9 @@ class PromptReader:
         # a copy, which the caller cannot change
         return np.array(ids, np.int32)
 
-    def _chat_template(self) -> ChatTemplate:
+    @property
+    def template(self) -> ChatTemplate:
+        """The target's chat template. Raises ModelLoadError where there is none to use."""
         if self._template is None:
             with GGUFFile.open(self._target) as file:
                 self._template = ChatTemplate.from_gguf(file)

@@ -55,6 +55,7 @@ print("heavy:", [name for name in heavy if name in sys.modules])
         ["convert-target", "-h"],
         ["quantize", "-h"],
         ["verify", "-h"],
+        ["serve", "-h"],
         ["calibrate", "-h"],
         ["bench", "-h"],
         ["bench", "run", "-h"],

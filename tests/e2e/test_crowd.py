@@ -18,6 +18,7 @@ from llamaspec.options import GenerateSettings
 from llamaspec.schedule.cost import FORMAT
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
+from tests.e2e.terminal import refusal, together
 
 pytestmark = pytest.mark.native
 
@@ -205,3 +206,19 @@ def test_a_file_with_broken_costs_of_many_texts_is_one_line(
     (line,) = str(refused.value).splitlines()
     assert line.startswith(f"{path}: ")
     assert said in line
+
+
+def test_the_command_line_fixes_a_schedule() -> None:
+    quick = ("run", "-t", 1, "-n", 24, "--explain", PROMPTS[2][1])
+    found = together(
+        {
+            name: (*quick[:-1], "--schedule", name, quick[-1])
+            for name in ("full", "0.9", "fast", "1.5")
+        }
+    )
+    for name, said in (("full", "whole blocks"), ("0.9", "up to the first less sure")):
+        assert found[name].returncode == 0
+        assert f"widths: {said}, as --schedule {name} says" in found[name].stderr
+    assert found["full"].stdout == found["0.9"].stdout
+    for name, shown in (("fast", "'fast'"), ("1.5", "1.5")):
+        assert f"schedule is {shown}; it must be auto, full or" in refusal(found[name])

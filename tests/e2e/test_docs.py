@@ -1,6 +1,6 @@
 """The documentation's examples run: ```python as written, ```sh as one script, with our own pair.
 
-```console is only shown: it needs other machines, downloads or hours.
+```console and ```py are only shown: they need other machines, downloads or hours.
 """
 
 import configparser
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.native
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHOWN = {"console", "text", "ini", "nginx", "yaml", "json"}
+SHOWN = {"console", "py", "text", "ini", "nginx", "yaml", "json"}
 SECONDS = 600
 
 

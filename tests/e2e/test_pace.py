@@ -185,17 +185,16 @@ def test_lookup_is_paced_by_its_matches(tmp_path: Path) -> None:
         assert name != "never" or silent > 0.5 * len(done.rounds)
 
 
-def test_two_sequences_at_once_draft_whole_blocks_and_one_alone_what_pays(tmp_path: Path) -> None:
+def test_two_sequences_at_once_and_one_alone_draft_what_pays(tmp_path: Path) -> None:
     asked: list[tuple[Prompt, int]] = [(MESSAGES[3], 12), (CODE, 64)]
     with opened(tmp_path, "never", max_sequences=2) as session:
         alone = [session.generate(text, max_tokens=most) for text, most in asked]
         streams = [session.stream(text, max_tokens=most) for text, most in asked]
-        for _ in itertools.islice(zip(*streams, strict=False), 2):
+        for _ in itertools.islice(zip(*streams, strict=False), 8):
             pass
-        # prices are of one sequence's passes
         sequences = [run.sequence for run in session._running._runs]
         records = [list(sequence.rounds) for sequence in sequences if sequence]
-        assert all(len(r.draft) == BLOCK for rounds in records for r in rounds)
+        assert all(sum(bool(r.draft) for r in rounds) < 5 for rounds in records)
         assert min(map(len, records)) > 0
         done = []
         for stream in streams:

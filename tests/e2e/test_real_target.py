@@ -60,7 +60,7 @@ def distance(rows: FloatArray, expected: FloatArray) -> float:
 
 
 def test_an_untrained_draft_changes_no_token(gemma: Path, tmp_path: Path) -> None:
-    # of Q4_K, llama.cpp computes four rows and more in another order than one; of Q8_0, it does not
+    # of Q4_K, llama.cpp computes four rows and more in another order than one, without AVX2
     target = tmp_path / "target.gguf"
     quantize(gemma, target, "q8_0", permit=Permit(requantize=True))
     draft = write_bigram_draft(tmp_path / "draft.gguf", TAPS, (), (640, 262144))

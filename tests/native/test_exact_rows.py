@@ -78,7 +78,10 @@ def test_blocks_are_bitwise_equal_to_single_rows(
     assert np.array_equal(single, blocks), np.abs(single - blocks).max()
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16", "f16", "q8_0", "q4_k_m"])
+TYPES = ["f32", "bf16", "f16", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "q4_0", "q5_0"]
+
+
+@pytest.fixture(scope="module", params=TYPES)
 def typed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     path = demo.target_path()
     if request.param != "f32":

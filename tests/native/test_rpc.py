@@ -82,11 +82,13 @@ from llamaspec import demo, errors, load
 address, pid = sys.argv[1], int(sys.argv[2])
 session = load(rpc=address, threads=1)
 prompt = [{"role": "user", "content": demo.PROMPT}]
-for attempt in range(2):
+def interrupted():
+    for number, piece in enumerate(session.stream(prompt, max_tokens=400)):
+        if number == 3:
+            os.kill(pid, signal.SIGKILL)
+for complete in (interrupted, lambda: session.generate_batch([prompt, prompt])):
     try:
-        for number, piece in enumerate(session.stream(prompt, max_tokens=400)):
-            if number == 3:
-                os.kill(pid, signal.SIGKILL)
+        complete()
         print("the whole text")
     except errors.DecodeError as error:
         print(error)
@@ -204,6 +206,6 @@ def test_the_command_line(server: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "outputs identical" in done.stderr
     for wrong in ("[::1]:50052", "nowhere", f"127.0.0.1:{free_port()}"):
-        for command in (["run", "hello"], ["verify"]):
+        for command in (["run", "hello"], ["verify"], ["chat"], ["serve", "--port", "0"]):
             line = refusal(llamaspec(*command, "--rpc", wrong))
             assert wrong in line

@@ -10,7 +10,8 @@ from tests.conftest import ROOT
 
 FLOORS = [
     {"__main__"},
-    {"cli", "serve"},
+    {"cli"},
+    {"serve"},
     {"checking", "calibrating"},
     {"session"},
     {"batches", "streams"},

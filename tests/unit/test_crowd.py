@@ -198,8 +198,8 @@ def test_a_useless_draft_is_asked_seldom_and_a_better_one_noticed() -> None:
     chooser = crowd("flat", 8)
     assert serve("flat", 8, "useless", tokens=8000, chooser=chooser).drafted < 0.05
     better = serve("flat", 8, "good", tokens=12_000, chooser=chooser)
-    assert better.drafted > 0.7
-    assert better.rate > 1.8 * fixed("flat", 8, "good", 0)
+    assert better.drafted > 0.5
+    assert better.rate > 1.6 * fixed("flat", 8, "good", 0)
 
 
 def test_the_same_rounds_give_the_same_choices() -> None:
@@ -307,7 +307,7 @@ def test_one_pass_that_was_held_up_hardly_moves_a_price() -> None:
 
 def test_a_price_that_was_measured_far_too_high_is_soon_set_right() -> None:
     known = prices("linear", 8, pinned=False)
-    for _ in range(20):
+    for _ in range(40):
         known.observe(8, 8, 0, 1.3)
         known.observe(32, 8, 0, 3.7 / 3)
     assert known.verify(32, 8, 0) == pytest.approx(3.7 / 3, rel=0.25)
