@@ -230,8 +230,8 @@ class TargetContext(Context):
         return context
 
     def can_truncate(self, seq: int, length: int) -> bool:
-        """Whether `truncate` to so many positions is possible and leaves all of them: in a cache for
-        all sequences, cells that no window sees any longer are given to others.
+        """Whether `truncate` to so many positions is possible and leaves all of them there: in one
+        cache for all sequences, cells that no window sees any longer are given to others.
         """
         low, high = self._reach.get(seq, (-1, -1))
         if self.model.sliding and not self.recurrent and length:

@@ -2,7 +2,7 @@
 what follows is as it was.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,10 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
 
 
 @pytest.fixture(params=["apart", "pool"])
-def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "pool":
         monkeypatch.setattr(context_module, "lib", Pool())
-    return request.param == "apart"
+    return bool(request.param == "apart")
 
 
 def made(model: Model, cache: CacheType = "f16", attention: FlashAttention = "on") -> TargetContext:

@@ -3,6 +3,7 @@ in memory when a slot loses it.
 """
 
 import random
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -425,16 +426,33 @@ def prompts(rng: random.Random) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("seed", range(CASES))
-def test_random_crowds_are_what_each_is_alone(seed: int) -> None:
+@dataclass
+class Counting(ReadingTarget):
+    """Counts what is copied and put back."""
+
+    copies: int = 0
+    restores: int = 0
+
+    def copy(self, source: int, seq: int, length: int) -> None:
+        self.copies += 1
+        super().copy(source, seq, length)
+
+    def restore(self, seq: int, state: State) -> bool:
+        self.restores += 1
+        return super().restore(seq, state)
+
+
+def crowd(seed: int) -> tuple[Counting, int]:
+    """Requests that come, go and fail in any order; return the target, and how often one waited."""
     rng = random.Random(seed)
     slots = rng.choice([1, 2, 3, 5])
-    target = ReadingTarget(lambda _: 0, slots=slots)
+    target = Counting(lambda _: 0, slots=slots)
     wrong = rng.choice([1, 2, 5, 1000])
     drafter = ReadingDrafter(target, wrong, slots=slots) if rng.random() < 0.8 else None
     loop = loop_of(target, drafter, rng.choice([0, 9000, 20000, ROOM]))
     loop.prompts.exact = exact = rng.random() < 0.3
-    texts, running, done = prompts(rng), [], []
+    loop.prompts.part = part = rng.choice([N_BATCH, N_BATCH // 2])
+    texts, running, done, waits = prompts(rng), [], [], 0
     for _ in range(40):
         if rng.random() < 0.4 and loop.waiting < 20:
             prompt = [*rng.choice(texts), *(rng.randrange(9) for _ in range(rng.randint(0, 9)))]
@@ -448,6 +466,7 @@ def test_random_crowds_are_what_each_is_alone(seed: int) -> None:
             loop.step()
         except DecodeError:
             continue
+        waits += sum(s.behind is not None for s in loop._active)
         for sequence in [s for s in running if s.finish_reason is not None]:
             running.remove(sequence)
             texts[rng.randrange(len(texts))] = list(sequence.text)
@@ -460,11 +479,24 @@ def test_random_crowds_are_what_each_is_alone(seed: int) -> None:
         if sequence.finish_reason != "error":
             cold = ReadingTarget(lambda _: 0)
             fresh = loop_of(cold, ReadingDrafter(cold, wrong) if drafter else None)
-            fresh.prompts.exact = exact
+            fresh.prompts.exact, fresh.prompts.part = exact, part
             asked = sequence.request
             again = request(asked.prompt.tolist(), asked.limit, draft_max=asked.draft_max)
             assert sequence.tokens == run(fresh, again).tokens
             assert sequence.cached < len(asked.prompt)
+    return target, waits
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_random_crowds_are_what_each_is_alone(seed: int) -> None:
+    crowd(seed)
+
+
+def test_the_random_crowds_reach_what_they_are_for() -> None:
+    found = [crowd(seed) for seed in range(40)]
+    assert sum(target.copies for target, _ in found) > 40
+    assert sum(target.restores for target, _ in found) > 10
+    assert sum(waits for _, waits in found) > 10
 
 
 def test_the_size_of_an_entry_is_known_before() -> None:
