@@ -84,6 +84,7 @@ class Pair:
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
+        self.engine.store.clear()
         if self.draft_model is not None:
             self.draft_model.close()
         self.model.close()
@@ -131,7 +132,7 @@ def load_pair(target: Path, draft: DraftSource, options: LoadOptions) -> Pair:
             draft_model,
             context,
             drafter,
-            Engine(context, drafter, queue=options.queue),
+            Engine(context, drafter, queue=options.queue, stored=options.n_prefix_cache),
             n_ctx,
             options,
         )

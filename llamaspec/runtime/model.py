@@ -113,6 +113,11 @@ class Model(NativeHandle):
         return bool(lib.llama_model_is_recurrent(ptr) or lib.llama_model_is_hybrid(ptr))
 
     @property
+    def sliding(self) -> bool:
+        """Whether layers see a window of the text alone."""
+        return bool(lib.llama_model_n_swa(self.ptr) > 0)
+
+    @property
     def state_bytes(self) -> int:
         """About what one recurrent state of all layers takes, 0 where the file does not tell; too
         much by the layers that keep a KV cache instead.
