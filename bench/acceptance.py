@@ -22,7 +22,7 @@ from llamaspec import Session, load
 from llamaspec.bench.goodness import Goodness, goodness
 from llamaspec.bench.pairs import PROMPTS, read_prompts
 from llamaspec.demo import draft_path, target_path
-from llamaspec.draft.drafter import Anchor, Dice, Drafter, Features, Proposal
+from llamaspec.draft.drafter import Anchor, Dice, Drafter, Features, Proposal, Saved
 from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
@@ -61,6 +61,21 @@ class Misleading:
 
     def keep(self, seq: int, length: int) -> int:
         return self.drafter.keep(seq, length)
+
+    def knows(self, seq: int, length: int) -> int:
+        return self.drafter.knows(seq, length)
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        return self.drafter.copy(source, seq, length)
+
+    def saved_size(self, seq: int) -> int | None:
+        return self.drafter.saved_size(seq)
+
+    def save(self, seq: int) -> Saved:
+        return self.drafter.save(seq)
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        return self.drafter.restore(seq, saved, length)
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         return [self._retold(proposal) for proposal in self.drafter.propose(anchors)]

@@ -22,7 +22,7 @@ import typer
 
 from llamaspec import demo
 from llamaspec.bench.pairs import read_prompts
-from llamaspec.draft.drafter import Anchor, Features, Proposal
+from llamaspec.draft.drafter import Anchor, NothingLearnt, Proposal
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
@@ -74,7 +74,7 @@ class Tally:
         self.replayed += sum(r.replayed for r in sequence.rounds)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(NothingLearnt):
     """Proposes a known text, each token wrong with a fixed chance."""
 
     reads_features = False
@@ -86,13 +86,6 @@ class ScriptedDrafter:
         self.proposals = proposals
         self.text: list[int] = []
         self._random = random.Random(seed)
-
-    def keep(self, seq: int, length: int) -> int:
-        """Nothing is read but the script."""
-        return length
-
-    def commit(self, features: Features) -> None:
-        """Nothing is read from features."""
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         """The known text from each anchor on."""

@@ -82,6 +82,7 @@ class Pair:
 
     def close(self) -> None:
         """Release the draft before the target whose embedding and head it uses."""
+        self.engine.store.clear()
         if self.draft_model is not None:
             self.draft_model.close()
         self.model.close()
@@ -177,7 +178,12 @@ def _pair(ready: _Ready, model: Model, draft_model: Model | None) -> Pair:
         draft_model,
         context,
         drafter,
-        Engine(context, drafter, queue=planned.options.queue),
+        Engine(
+            context,
+            drafter,
+            queue=planned.options.queue,
+            stored=planned.options.n_prefix_cache,
+        ),
         planned.n_ctx,
         planned.options,
         planned.forecast,

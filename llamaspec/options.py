@@ -23,6 +23,8 @@ DEFAULT_CONTEXT = 4096
 DEFAULT_BATCH = 512
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_QUEUE = 256
+DEFAULT_PREFIX_CACHE = 256 * 2**20
+"""Bytes, where several texts run at once."""
 ALL_LAYERS = -1
 MAX_INT = 2**31 - 1
 MAX_SEQUENCES = 256
@@ -122,6 +124,8 @@ class LoadOptions:
     for all. split_mode: how the target is divided among several.
     rpc: llama.cpp's RPC servers, HOST:PORT separated by commas, that compute the target's layers.
     exact: what plain decoding gives, token for token, at whatever cost.
+    prefix_cache: bytes of memory for texts, with what was computed of them, that had to leave their
+    place to others; 0 for none, None for 256 MiB where max_sequences is more than 1.
     lookup: beside a block draft, look the end of the text up in what came before; a long match wins
     the round.
     cost_curve: file of `llamaspec bench cost` with what passes cost; None to measure it, which
@@ -151,6 +155,7 @@ class LoadOptions:
     lookup: bool = False
     cost_curve: str | None = None
     schedule: Schedule = "auto"
+    prefix_cache: int | None = None
     fit: bool = False
 
     def __post_init__(self) -> None:
@@ -161,6 +166,8 @@ class LoadOptions:
         _whole("batch", self.batch, 32, MAX_BATCH)
         _whole("queue", self.queue, 0, MAX_INT)
         _whole("max_sequences", self.max_sequences, 1, MAX_SEQUENCES)
+        if self.prefix_cache is not None:
+            _whole("prefix_cache", self.prefix_cache, 0)
         if self.max_sequences * self.context > MAX_INT:
             raise OptionError(
                 f"{self.max_sequences} sequences of {self.context} positions are more than "
@@ -183,6 +190,13 @@ class LoadOptions:
         _truth("exact", self.exact)
         _truth("lookup", self.lookup)
         _truth("fit", self.fit)
+
+    @property
+    def n_prefix_cache(self) -> int:
+        """The bytes of `prefix_cache`."""
+        if self.prefix_cache is not None:
+            return self.prefix_cache
+        return DEFAULT_PREFIX_CACHE if self.max_sequences > 1 else 0
 
     @property
     def servers(self) -> tuple[Endpoint, ...]:

@@ -123,7 +123,7 @@ def _forecast(plan: Plan, drafting: Drafting, options: LoadOptions, n_ctx: int) 
     side = None
     if drafting.described is not None and drafting.layout is not None:
         side = draft_side(shape, drafting.described, drafting.layout, options)
-    return plan.forecast(shape, side)
+    return plan.forecast(shape, side).with_prefixes(options.n_prefix_cache)
 
 
 def _check(found: Planned, there: Mapping[str, int]) -> None:

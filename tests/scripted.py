@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llamaspec.draft.drafter import Anchor, Features, Proposal
+from llamaspec.draft.drafter import Anchor, NothingLearnt, Proposal
 
 WIDEST = 5
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedDrafter(NothingLearnt):
     """Proposes, of a text that is the same as one of `texts` so far, what comes next: round by
     round as many ids as `widths` says, of which as many are right as `right` says.
     """
@@ -22,13 +22,6 @@ class ScriptedDrafter:
     proposes_parked: bool = False
     seconds: float = 0.0
     rounds: dict[int, int] = field(default_factory=dict)
-
-    def keep(self, seq: int, length: int) -> int:
-        """Nothing is kept of a text."""
-        return length
-
-    def commit(self, features: Features) -> None:
-        """Nothing is read from features."""
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         return [self._next(anchor) for anchor in anchors]

@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from llamaspec.draft.chance import roll, spread, tempered
-from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal, Saved
 from llamaspec.draft.heads import DraftHead
 from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
@@ -95,6 +95,51 @@ class BlockDrafter:
     def known(self, seq: int) -> int:
         """How many positions of a sequence the draft has features of, in its cache or waiting."""
         return max(self._learnt[seq], self._waiting.end(seq) or 0)
+
+    def knows(self, seq: int, length: int) -> int:
+        return min(self.known(seq), length)
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        if self._context.closed:
+            return self.keep(seq, 0)
+        self._forget(seq)
+        learnt = min(self._learnt[source], length)
+        self._context.copy(source, seq, learnt)
+        self._learnt[seq] = learnt
+        self._waiting.copy(source, seq, length)
+        self._waiting.drop_below(seq, learnt)
+        return self.known(seq)
+
+    def saved_size(self, seq: int) -> int | None:
+        if self._context.closed or not self._context.can_save:
+            return None
+        self._sure(seq)
+        return self._context.state_size(seq) + self._waiting.rows(seq).nbytes
+
+    def save(self, seq: int) -> Saved:
+        self._sure(seq)
+        return Saved(self._context.save(seq), self._waiting.rows(seq))
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        self._forget(seq)
+        state, waiting = saved.state, saved.waiting
+        if state is None or self._context.closed or not self._context.restore(seq, state):
+            return 0
+        self._learnt[seq] = state.length
+        if waiting is not None and len(waiting):
+            self._waiting.add(seq, state.length, waiting)
+        return self.keep(seq, length)
+
+    def _forget(self, seq: int) -> None:
+        # whatever interrupts what follows, nothing is taken for known
+        self._learnt[seq] = 0
+        self._unsure.add(seq)
+        self._waiting.drop(seq)
+
+    def _sure(self, seq: int) -> None:
+        """Have the cache hold what was learnt and nothing else, and the rest wait."""
+        self._waiting.drop_below(seq, self._learnt[seq])
+        self._context.truncate(seq, self._learnt[seq])
 
     def commit(self, features: Features) -> None:
         rows = len(features.rows)

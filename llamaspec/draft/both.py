@@ -1,6 +1,6 @@
 """A block draft and lookup side by side: a long match wins the round."""
 
-from llamaspec.draft.drafter import Anchor, Drafter, Features, Proposal
+from llamaspec.draft.drafter import Anchor, Drafter, Features, Proposal, Saved
 from llamaspec.draft.lookup import LookupDrafter
 
 LONG = 8
@@ -31,6 +31,23 @@ class BothDrafters:
     def keep(self, seq: int, length: int) -> int:
         self._lookup.keep(seq, length)
         return self.block.keep(seq, length)
+
+    def knows(self, seq: int, length: int) -> int:
+        return self.block.knows(seq, length)
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        self._lookup.copy(source, seq, length)
+        return self.block.copy(source, seq, length)
+
+    def saved_size(self, seq: int) -> int | None:
+        return self.block.saved_size(seq)
+
+    def save(self, seq: int) -> Saved:
+        return self.block.save(seq)
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        self._lookup.restore(seq, saved, length)
+        return self.block.restore(seq, saved, length)
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         found = [self._lookup.look_up(anchor) for anchor in anchors]

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from numpy.random import Generator
 
 from llamaspec.runtime.arrays import FloatArray
+from llamaspec.runtime.cache import State
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,20 @@ class Features(NamedTuple):
                 yield Features(part, [Span(seq, start + done, len(part))])
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a drafter knew of a sequence, in memory of its own: the state of a cache, and features
+    [n, taps * width] of the positions after it that were not computed on yet.
+    """
+
+    state: State | None = None
+    waiting: FloatArray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.state, self.waiting) if part is not None)
+
+
 class Drafter(Protocol):
     """Proposes tokens for many sequences at once.
 
@@ -132,3 +147,47 @@ class Drafter(Protocol):
         """Forget all but the first `length` positions of a sequence; return how many of these it
         knows. A later commit goes on from there.
         """
+
+    def knows(self, seq: int, length: int) -> int:
+        """How many of the first `length` positions of a sequence it knows."""
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        """Know of `seq` what is known of the first `length` positions of another sequence, and
+        nothing else; return how many these are.
+        """
+
+    def saved_size(self, seq: int) -> int | None:
+        """The bytes of what `save` would return, None where nothing can be saved."""
+
+    def save(self, seq: int) -> Saved:
+        """What is known of a sequence."""
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        """Know of `seq` the first `length` positions of what was saved, and nothing else; return
+        how many these are: fewer where it is damaged.
+        """
+
+
+class NothingLearnt:
+    """The memory of a drafter that reads nothing but text: it knows whatever it is asked about."""
+
+    def keep(self, seq: int, length: int) -> int:
+        return length
+
+    def commit(self, features: Features) -> None:
+        """Nothing is read from features."""
+
+    def knows(self, seq: int, length: int) -> int:
+        return length
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        return self.keep(seq, length)
+
+    def saved_size(self, seq: int) -> int | None:
+        return 0
+
+    def save(self, seq: int) -> Saved:
+        return Saved()
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        return self.keep(seq, length)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llamaspec.draft.drafter import NOTHING, Anchor, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Anchor, NothingLearnt, Proposal
 
 PROPOSALS = 15
 _LONGEST_KEY = 4
@@ -13,7 +13,7 @@ _A_TOKEN = 4
 """Ids proposed for each token of a match."""
 
 
-class LookupDrafter:
+class LookupDrafter(NothingLearnt):
     """Looks the end of prompt and output up in the text before it, and proposes what came after
     the longest match, of equally long ones the latest: the more, the longer the match.
     """
@@ -31,9 +31,6 @@ class LookupDrafter:
         # an index of text that may change is made anew, which costs nothing beside a pass
         self._indexes[seq] = _Index()
         return length
-
-    def commit(self, features: Features) -> None:
-        """Nothing is read from features."""
 
     def propose(self, anchors: list[Anchor]) -> list[Proposal]:
         return [self.look_up(anchor)[0] for anchor in anchors]

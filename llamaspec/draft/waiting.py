@@ -51,6 +51,18 @@ class Waiting:
         """The sequences that have rows here."""
         return {seq for seq, line in self._lines.items() if line.count}
 
+    def rows(self, seq: int) -> FloatArray:
+        """A copy of the rows of a sequence, in order."""
+        line = self._lines.get(seq)
+        return np.empty((0, self._width), np.float32) if line is None else line.rows.copy()
+
+    def copy(self, source: int, seq: int, end: int) -> None:
+        """Have the rows of another sequence at positions below `end` for `seq`, and no others."""
+        self.drop(seq)
+        line = self._lines.get(source)
+        if line is not None and line.count and line.start < end:
+            self.add(seq, line.start, line.rows[: end - line.start])
+
     def drop(self, seq: int, start: int = 0) -> None:
         """Forget the rows of a sequence from position `start` on."""
         line = self._lines.get(seq)

@@ -16,7 +16,9 @@ from llamaspec.engine.plain import PlainRuns
 from llamaspec.engine.prompts import Prompts
 from llamaspec.engine.queue import Queue
 from llamaspec.engine.sequence import NO_SLOT, Request, Sequence
+from llamaspec.engine.sharing import Around
 from llamaspec.engine.slots import Held, Slots
+from llamaspec.engine.store import Store
 from llamaspec.engine.teacher import Teacher
 from llamaspec.errors import LlamaSpecError
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
@@ -44,8 +46,11 @@ class Engine:
         drafter: Drafter | None,
         doubt: Doubt = NO_DOUBT,
         queue: int = 0,
+        stored: int = 0,
     ) -> None:
-        """Take what computes. queue: how many may wait for a slot."""
+        """Take what computes. queue: how many may wait for a slot. stored: the most bytes of texts
+        that no slot holds any longer.
+        """
         self.doubt = doubt
         self.pacing = Pacing()
         # the rule of acceptance; only benchmarks with scripted acceptance replace it
@@ -64,7 +69,9 @@ class Engine:
         self._plain = PlainRuns(target, drafter, self._batch)
         self._anew = Anew(target, self._batch, rows)
         self._teacher = Teacher(target, drafter)
-        self.prompts = Prompts(target, self._teacher, self._batch, self._anew)
+        self.store = Store(stored)
+        around = Around(self._slots, self._active, self.store)
+        self.prompts = Prompts(target, self._teacher, self._batch, self._anew, around)
 
     @property
     def waiting(self) -> int:
@@ -105,10 +112,10 @@ class Engine:
 
     def _enter(self, sequence: Sequence) -> None:
         request = sequence.request
-        sequence.slot, held = self._slots.take(request.prompt if request.cache_prompt else None)
+        prompt = request.prompt if request.cache_prompt else None
+        sequence.slot, sequence.held = self._slots.take(prompt)
         self._active.append(sequence)
         self.pacing.begin(sequence)
-        self.prompts.begin(sequence, held)
 
     def _fill(self, sequences: list[Sequence]) -> None:
         self._publish()
@@ -160,6 +167,9 @@ class Engine:
             self._active.remove(sequence)
             self.pacing.end(sequence)
             self._slots.give_back(sequence.slot)
+            if sequence.held is not None:
+                self._slots.remember(sequence.slot, sequence.held)
+                continue
             if self._target.closed:
                 continue
             slot, length = sequence.slot, sequence.n_past

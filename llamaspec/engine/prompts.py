@@ -9,6 +9,7 @@ from llamaspec.draft.drafter import Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.logprobs import logprobs_of
 from llamaspec.engine.sequence import Sequence
+from llamaspec.engine.sharing import Around, Sharing
 from llamaspec.engine.slots import Held
 from llamaspec.engine.teacher import Teacher
 from llamaspec.errors import LlamaSpecError, SamplingError
@@ -45,7 +46,9 @@ class Prompts:
     unlike a row alone.
     """
 
-    def __init__(self, target: TargetContext, teacher: Teacher, batch: Batch, anew: Anew) -> None:
+    def __init__(
+        self, target: TargetContext, teacher: Teacher, batch: Batch, anew: Anew, around: Around
+    ) -> None:
         self.part: int = target.shape.n_batch
         self.exact = False
         self.end_twice = False
@@ -53,17 +56,11 @@ class Prompts:
         self._teacher = teacher
         self._batch = batch
         self._anew = anew
-
-    def begin(self, sequence: Sequence, held: Held) -> None:
-        """Cut the caches of a slot to what they can keep of a prompt.
-
-        The last token is left out: its row gives the first choice.
-        """
-        sequence.cached = sequence.filled = self._keep(sequence, held)
-        sequence.certain = True
+        self._sharing = Sharing(target, teacher, around, self._whole)
 
     def fill(self, sequences: list[Sequence]) -> None:
-        """Compute the next part of the first of these prompts, and with it what fits of others.
+        """Compute the next part of the first of these prompts, and with it what fits of others, but
+        for those that had better wait.
 
         What fails ends the sequences it was for, each with the error as its `failure`.
         """
@@ -80,19 +77,24 @@ class Prompts:
             # Ctrl-C: what is not known to be there is computed again
             for part in chosen:
                 if part.sequence.filling:
-                    self._forget(part.sequence)
+                    self._sharing.forget(part.sequence)
             raise
 
     def _choose(self, sequences: list[Sequence]) -> list[_Part]:
         alone = self.exact or self._target.recurrent
         parts: list[_Part] = []
         rows = widest = 0
-        for sequence in sequences:
+        for ahead, sequence in enumerate(sequences):
+            if parts and (alone or rows >= self._target.shape.n_batch):
+                break
+            if self._sharing.waits(sequence, sequences[:ahead]):
+                continue
+            self._sharing.settle(sequence)
             left = len(sequence.request.prompt) - sequence.filled
             length = min(left, self.part, self._target.shape.n_batch - rows)
             widest = max(widest, length)
             lanes = widest * (len(parts) + 1)
-            if parts and (alone or length < 1 or lanes > _PADDING * (rows + length)):
+            if parts and lanes > _PADDING * (rows + length):
                 break
             parts.append(_Part(sequence, rows, sequence.filled, length, ends=length == left))
             rows += length
@@ -151,30 +153,6 @@ class Prompts:
             self._add(parts)
         self._target.publish(True)
         self._target.decode(self._batch)
-
-    def _forget(self, sequence: Sequence) -> None:
-        sequence.cached = sequence.filled = 0
-        if self._teacher.drafter is not None:
-            self._teacher.drafter.keep(sequence.slot, 0)
-        self._target.truncate(sequence.slot, 0)
-
-    def _keep(self, sequence: Sequence, held: Held) -> int:
-        slot, request, drafter = sequence.slot, sequence.request, self._teacher.drafter
-        kept = self._whole(min(held.common(request.prompt), len(request.prompt) - 1), held)
-        if not request.cache_prompt:
-            kept = 0
-        if drafter is not None:
-            known = drafter.keep(slot, kept)
-            if self._teacher.wants(sequence):
-                # what a request without the draft has not taught it comes from the target again
-                kept = self._whole(known, held)
-        # somebody else may have used the context meanwhile
-        if not self._target.can_truncate(slot, kept) or self._target.length(slot) < kept:
-            kept = 0
-        if drafter is not None:
-            drafter.keep(slot, kept)
-        self._target.truncate(slot, kept)
-        return kept
 
     def _whole(self, length: int, held: Held) -> int:
         """What a cold start would have computed in the same passes, where only that will do."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llamaspec.draft.drafter import Anchor, Dice, Proposal
 from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending, EndReason
+from llamaspec.engine.slots import Held
 from llamaspec.errors import LlamaSpecError, SamplingError
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.schedule.member import Member
@@ -49,7 +50,8 @@ class Sequence:
     KV cache.
 
     text: prompt and tokens. cached: positions of the prompt that the caches held already. filled:
-    those that they hold now, while the prompt is taken in.
+    those that they hold now, while the prompt is taken in. held: what the slot's caches hold while
+    nothing is decided about it. behind: whose prompt this one waits for, and up to where.
     certain: nothing has gone wrong, the caches hold what `text` says.
     clean: how many positions of the KV cache, from the first on, hold what plain decoding would
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
@@ -75,6 +77,8 @@ class Sequence:
     gait: Gait | None = None
     member: Member | None = None
     lost: bool = False
+    held: Held | None = None
+    behind: "tuple[Sequence, int] | None" = None
 
     def __post_init__(self) -> None:
         self.text: list[int] = self.request.prompt.tolist()

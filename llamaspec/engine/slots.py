@@ -56,6 +56,10 @@ class Slots:
         held, self._held[slot] = self._held[slot], NOTHING_HELD
         return slot, held
 
+    def texts(self) -> list[tuple[int, Held]]:
+        """The free slots whose caches hold a text, each with it."""
+        return [(slot, self._held[slot]) for slot in self._free if len(self._held[slot].text)]
+
     def give_back(self, slot: int) -> None:
         """Free a slot of whose caches nothing is known."""
         self._free.append(slot)

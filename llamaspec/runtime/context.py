@@ -18,6 +18,7 @@ from llamaspec.runtime.arrays import (
     int_pointer,
 )
 from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.cache import KVCache
 from llamaspec.runtime.handle import NativeHandle
 from llamaspec.runtime.model import Model
 
@@ -57,18 +58,16 @@ class ContextShape:
     snapshots: int = 0
 
 
-class Context(NativeHandle):
+class Context(KVCache):
     """One llama_context. Not thread-safe: whoever owns it serialises the calls.
 
     `seconds` is the wall time spent inside native compute calls since creation. `apart`: every
     sequence has a KV cache of its own, and is computed as it is alone (patch 0014).
     """
 
-    model: Model
     shape: ContextShape
     seconds: float
     apart: bool
-    _memory: Any
     _logits_width: int
     _ints: Any
     _floats: Any
@@ -131,18 +130,6 @@ class Context(NativeHandle):
         self._compute(lib.ls_decode_choose, batch, n_rows, self._ints, *features)
         found: list[int] = ffi.unpack(self._ints, n_rows)
         return found
-
-    def truncate(self, seq: int, length: int) -> bool:
-        """Drop the positions from `length` on of sequence `seq` from the KV cache. Returns True."""
-        _ = self.ptr
-        if not lib.llama_memory_seq_rm(self._memory, seq, length, -1):
-            raise DecodeError(f"{self.model.path.name}: cannot drop the positions from {length} on")
-        return True
-
-    def length(self, seq: int) -> int:
-        """How many positions of sequence `seq` the KV cache holds."""
-        _ = self.ptr
-        return int(lib.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def top2(self, n_rows: int) -> tuple[IntArray, FloatArray]:
         """The largest logit's index of each of the first n_rows output rows of the last decode, and
@@ -243,8 +230,12 @@ class TargetContext(Context):
         return context
 
     def can_truncate(self, seq: int, length: int) -> bool:
-        """Whether `truncate` to so many positions is possible."""
+        """Whether `truncate` to so many positions is possible and leaves all of them there: in one
+        cache for all sequences, cells that no window sees any longer are given to others.
+        """
         low, high = self._reach.get(seq, (-1, -1))
+        if self.model.sliding and not self.recurrent and length:
+            return bool(lib.llama_memory_seq_pos_min(self._memory, seq) == 0)
         return not self.recurrent or length == 0 or low <= length <= high
 
     def truncate(self, seq: int, length: int) -> bool:

@@ -46,6 +46,7 @@ class Part:
         graphs: the same of the graphs that are kept, each of few rows, and the graphs themselves.
         outputs: logits and features.
         tables: which position is where in the caches, filled; the vocabularies.
+        prefixes: texts that had to leave their places, at most.
     """
 
     device: str
@@ -56,6 +57,7 @@ class Part:
     graphs: int = 0
     outputs: int = 0
     tables: int = 0
+    prefixes: int = 0
 
     @property
     def total(self) -> int:
@@ -87,6 +89,11 @@ class Forecast:
     @property
     def total(self) -> int:
         return sum(part.total for part in self.parts)
+
+    def with_prefixes(self, most: int) -> Self:
+        """The same with so many bytes of stored texts, which are in the CPU's memory."""
+        parts = (p.plus(prefixes=most) if p.device == HOST else p for p in self.parts)
+        return replace(self, parts=tuple(parts))
 
     @property
     def per_sequence(self) -> int:

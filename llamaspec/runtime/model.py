@@ -118,6 +118,11 @@ class Model(NativeHandle):
         ptr = self.ptr
         return bool(lib.llama_model_is_recurrent(ptr) or lib.llama_model_is_hybrid(ptr))
 
+    @property
+    def sliding(self) -> bool:
+        """Whether layers see a window of the text alone."""
+        return bool(lib.llama_model_n_swa(self.ptr) > 0)
+
 
 def _lost(servers: dict[str, int]) -> str | None:
     """The first of the servers of which more connections are lost than there had been."""

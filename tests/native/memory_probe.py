@@ -61,7 +61,9 @@ def main() -> None:
     given = json.load(sys.stdin)
     backend.devices()
     before = resident()
-    with load(given.get("model"), given.get("draft"), **given["settings"]) as session:
+    with load(
+        given.get("model"), given.get("draft"), prefix_cache=0, **given["settings"]
+    ) as session:
         loaded = resident()
         fill(session, given["tokens"])
         after = resident()

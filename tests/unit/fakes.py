@@ -3,15 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from zlib import crc32
 
 import numpy as np
 
-from llamaspec.draft.drafter import Anchor, Features, Proposal
+from llamaspec.draft.drafter import Anchor, Features, Proposal, Saved
 from llamaspec.errors import DecodeError
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.cache import State
 
 N_BATCH = 8
+A_POSITION = 40
+"""Bytes of a position in what a target saves."""
 Rule = Callable[[int], int]
 
 
@@ -30,6 +34,7 @@ class FakeTarget:
     seconds: float = 0.0
     recurrent: bool = False
     snapshots: int = 0
+    can_save: bool = True
 
     def __post_init__(self) -> None:
         self.low: dict[int, int] = {}
@@ -97,6 +102,27 @@ class FakeTarget:
     def length(self, seq: int) -> int:
         return len(self.cache[seq])
 
+    def copy(self, source: int, seq: int, length: int) -> None:
+        assert not self.recurrent
+        assert source != seq
+        assert length <= len(self.cache[source]), "positions that are not there"
+        self.cache[seq] = {p: t for p, t in self.cache[source].items() if p < length}
+
+    def state_size(self, seq: int) -> int:
+        return A_POSITION * len(self.cache[seq])
+
+    def save(self, seq: int) -> State:
+        tokens = np.array([self.cache[seq][p] for p in range(self.length(seq))], np.int32)
+        data = np.repeat(tokens.view(np.uint8), A_POSITION // 4)
+        return State(data, len(tokens), crc32(data.data))
+
+    def restore(self, seq: int, state: State) -> bool:
+        self.cache[seq] = {}
+        if crc32(state.data.data) == state.checksum:
+            tokens = state.data[:: A_POSITION // 4].copy().view(np.int32)
+            self.cache[seq] = dict(enumerate(tokens.tolist()))
+        return len(self.cache[seq]) == state.length
+
     def publish(self, wanted: bool) -> None:
         self.published = wanted
 
@@ -123,6 +149,25 @@ class FakeDrafter:
 
     def keep(self, seq: int, length: int) -> int:
         self.known[seq] = min(self.known[seq], length)
+        return self.known[seq]
+
+    def knows(self, seq: int, length: int) -> int:
+        return min(self.known[seq], length)
+
+    def copy(self, source: int, seq: int, length: int) -> int:
+        assert source != seq
+        self.known[seq] = min(self.known[source], length)
+        return self.known[seq]
+
+    def saved_size(self, seq: int) -> int | None:
+        return self.known[seq]
+
+    def save(self, seq: int) -> Saved:
+        return Saved(State(np.zeros(self.known[seq], np.uint8), self.known[seq], 0))
+
+    def restore(self, seq: int, saved: Saved, length: int) -> int:
+        assert saved.state is not None
+        self.known[seq] = min(saved.state.length, length)
         return self.known[seq]
 
     def commit(self, features: Features) -> None:

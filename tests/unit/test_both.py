@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from llamaspec.draft.both import LONG, BothDrafters
-from llamaspec.draft.drafter import NOTHING, Anchor, Features, Proposal
+from llamaspec.draft.drafter import NOTHING, Anchor, Features, NothingLearnt, Proposal
 from llamaspec.draft.lookup import LookupDrafter
 
 
 @dataclass
-class Block:
+class Block(NothingLearnt):
     """Proposes 7 7 7 wherever it is asked to."""
 
     proposals: int = 3
@@ -69,3 +69,14 @@ def test_everything_else_is_the_block_drafts() -> None:
     assert (drafter.proposals, drafter.reads_features, drafter.seconds) == (15, True, 1.5)
     block.proposals = 40
     assert BothDrafters(block, LookupDrafter()).proposals == 40
+
+
+def test_what_the_block_draft_knows_moves_and_the_lookup_starts_anew() -> None:
+    drafter, block = both()
+    assert drafter.copy(0, 1, 4) == block.copy(0, 1, 4) == 3
+    saved = drafter.save(1)
+    assert drafter.saved_size(1) == saved.nbytes == 0
+    assert drafter.restore(2, saved, 4) == 3
+    assert drafter.knows(2, 4) == 4
+    # of its own index nothing is left that belongs to another text
+    assert all(not drafter._lookup._indexes[seq].latest for seq in (1, 2))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llamaspec.bench.goodness import goodness
-from llamaspec.draft.drafter import Anchor, Dice, Features, Proposal
+from llamaspec.draft.drafter import Anchor, Dice, Features, NothingLearnt, Proposal
 from llamaspec.engine.chances import Chances
 from llamaspec.engine.ending import Ending
 from llamaspec.engine.loop import Engine
@@ -110,7 +110,7 @@ class TableSampler:
 
 
 @dataclass
-class TableDrafter:
+class TableDrafter(NothingLearnt):
     """Samples from row(1, text) and says so, or says that it sampled at another temperature."""
 
     proposals: int = 3
@@ -118,10 +118,6 @@ class TableDrafter:
     proposes_parked: bool = False
     seconds: float = 0.0
     honest: bool = True
-
-    def keep(self, seq: int, length: int) -> int:
-        """Nothing is remembered."""
-        return length
 
     def commit(self, features: Features) -> None:
         raise AssertionError("reads no features")

@@ -85,13 +85,20 @@ const struct llama_vocab * llama_model_get_vocab(const struct llama_model * mode
 int32_t llama_model_n_ctx_train(const struct llama_model * model);
 int32_t llama_model_n_embd(const struct llama_model * model);
 int32_t llama_model_n_layer(const struct llama_model * model);
+int32_t llama_model_n_swa(const struct llama_model * model);
 bool llama_model_has_encoder(const struct llama_model * model);
 bool llama_model_has_decoder(const struct llama_model * model);
 bool llama_model_is_recurrent(const struct llama_model * model);
 bool llama_model_is_hybrid(const struct llama_model * model);
 
 bool llama_memory_seq_rm(llama_memory_t mem, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
+void llama_memory_seq_cp(llama_memory_t mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos p0, llama_pos p1);
+llama_pos llama_memory_seq_pos_min(llama_memory_t mem, llama_seq_id seq_id);
 llama_pos llama_memory_seq_pos_max(llama_memory_t mem, llama_seq_id seq_id);
+
+size_t llama_state_seq_get_size_ext(struct llama_context * ctx, llama_seq_id seq_id, uint32_t flags);
+size_t llama_state_seq_get_data_ext(struct llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags);
+size_t llama_state_seq_set_data_ext(struct llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, uint32_t flags);
 
 float * llama_get_logits(struct llama_context * ctx);
 
