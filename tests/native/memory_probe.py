@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llamaspec.options import LoadOptions
 from llamaspec.runtime import backend
 from llamaspec.runtime.forecast import HOST, KINDS, Part, memory_of
 from llamaspec.session import Session, load
@@ -61,9 +62,8 @@ def main() -> None:
     given = json.load(sys.stdin)
     backend.devices()
     before = resident()
-    with load(
-        given.get("model"), given.get("draft"), prefix_cache=0, **given["settings"]
-    ) as session:
+    options = LoadOptions(prefix_cache=0, **given["settings"])
+    with load(given.get("model"), given.get("draft"), options=options) as session:
         loaded = resident()
         fill(session, given["tokens"])
         after = resident()
