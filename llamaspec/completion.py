@@ -19,12 +19,14 @@ class Piece:
 
     The text may lag behind the ids by an unfinished character or a possible stop text; `text`
     over all pieces is the completion's text, `token_ids` over all pieces its ids. logprobs: one
-    for each id, None where none were asked for.
+    for each id, None where none were asked for. accepted: of each id, whether it was a proposal of
+    the draft; the others are the target's own.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+    accepted: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,10 @@ class Run:
         logprobs = None
         if self.request.logprobs is not None:
             logprobs = tuple(sequence.logprobs[self.taken : self.taken + len(tokens)])
+        accepted = _accepted(sequence, self.taken)
         self.taken += len(tokens)
         self.parts.append(text)
-        return Piece(text, tokens, logprobs)
+        return Piece(text, tokens, logprobs, accepted)
 
     def completion(self) -> Completion:
         """What it came to. Raises what ended it, if an error did."""
@@ -139,6 +142,20 @@ class Clock:
     def _native(self) -> tuple[float, float]:
         drafter = self._pair.drafter
         return (drafter.seconds if drafter else 0.0), self._pair.context.seconds
+
+
+def _accepted(sequence: Sequence, start: int) -> tuple[bool, ...]:
+    """Of the tokens from `start` on, which were proposals."""
+    found = [False] * (len(sequence.tokens) - start)
+    after = len(sequence.request.prompt) + start - 1
+    for record in reversed(sequence.rounds):
+        # a round's tokens follow its anchor
+        first = record.start - after
+        if first + record.committed <= 0:
+            break
+        for place in range(max(0, first), first + record.accepted):
+            found[place] = True
+    return tuple(found)
 
 
 def finished(run: Run, sequence: Sequence) -> Completion:

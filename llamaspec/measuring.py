@@ -46,9 +46,9 @@ class Measured:
         options, context = self.options, self.context
         widest = (self.drafter.proposals if self.drafter else _USUAL) + 1
         widths = {*range(2, widest + 1)}
-        if options.max_sequences > 1:
-            widths |= {options.max_sequences, options.max_sequences * widest}
         settings = [*self._settings(), ("widths", ", ".join(map(str, sorted(widths))))]
+        if options.max_sequences > 1:
+            settings.append(("sequences", str(options.max_sequences)))
         return known.known_or(
             _identity(self.target_file), settings, lambda: probe.measure(context, widths, settings)
         )

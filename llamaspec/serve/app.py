@@ -20,7 +20,7 @@ from llamaspec.serve.answers import Answers
 from llamaspec.serve.asked import plain_messages
 from llamaspec.serve.body import read
 from llamaspec.serve.fields import DetokenizeRequest, TokenizeRequest
-from llamaspec.serve.front import HEALTH, Front
+from llamaspec.serve.front import HEALTH, PAGE, Front
 from llamaspec.serve.metrics import CONTENT_TYPE, Metrics
 from llamaspec.serve.problems import ApiError, problem_of
 from llamaspec.serve.replies import (
@@ -67,7 +67,7 @@ def create_app(
         _route(HEALTH, others.health, "GET"),
         _route("/metrics", others.metrics, "GET"),
         _route("/openapi.json", others.openapi, "GET"),
-        _route("/", others.page, "GET"),
+        _route(PAGE, others.page, "GET"),
     ]
     front = Middleware(
         Front, settings=settings, metrics=metrics, routes=[route.path for route in routes]
@@ -154,7 +154,8 @@ class _Others:
 
     async def page(self, _: Request) -> Response:
         """GET /."""
-        return HTMLResponse(page.text(), headers=page.headers())
+        text = page.text(key=self._served.settings.api_key is not None)
+        return HTMLResponse(text, headers=page.headers())
 
     def _model(self) -> ModelReply:
         served = self._served

@@ -8,14 +8,16 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llamaspec.serve import page
 from llamaspec.serve.metrics import Metrics
 from llamaspec.serve.problems import ApiError
 from llamaspec.serve.settings import ServeSettings
 
 HEALTH = "/health"
+PAGE = "/"
 
 
 class Front:
@@ -45,8 +47,7 @@ class Front:
         if problem is None:
             await self._app(scope, receive, counted)
             return
-        reply = JSONResponse(problem.body, problem.status, headers=problem.headers)
-        await reply(scope, receive, counted)
+        await _refusal(problem, scope["path"])(scope, receive, counted)
 
     def _problem(self, scope: Scope) -> ApiError | None:
         if scope["path"] == HEALTH:
@@ -82,6 +83,14 @@ class Front:
         elif scheme.lower() != "bearer":
             return False
         return secrets.compare_digest(shown, self._key)
+
+
+def _refusal(problem: ApiError, path: str) -> Response:
+    if problem.status == 401 and path == PAGE:
+        # the page has a field for the key, and with Basic browsers would ask before they show it
+        headers = {**page.headers(), "www-authenticate": "Bearer"}
+        return HTMLResponse(page.text(key=True), problem.status, headers)
+    return JSONResponse(problem.body, problem.status, headers=problem.headers)
 
 
 def _is_this_machine(host: str) -> bool:

@@ -40,13 +40,23 @@ class Timings(TypedDict):
     draft_rounds: NotRequired[int]
 
 
+class Span(TypedDict):
+    """A stretch of a text: proposals of the draft that the target accepted, or its own tokens."""
+
+    text: str
+    accepted: bool
+
+
 class Extra(TypedDict):
-    """llamaspec's own. token_ids, accepted: of a piece of a stream. accept_by_position: how often a
-    proposal was accepted, by its place, of the rounds that verified one there. queue_ms: waiting.
+    """llamaspec's own. token_ids, accepted, spans: of a piece of a stream: its ids, how many of
+    them were accepted proposals, and its text by that, but not where functions may be called.
+    accept_by_position: how often a proposal was accepted, by its place, of the rounds that verified
+    one there. queue_ms: waiting.
     """
 
     token_ids: NotRequired[list[int]]
     accepted: NotRequired[int]
+    spans: NotRequired[list[Span]]
     accept_by_position: NotRequired[list[float]]
     queue_ms: NotRequired[float]
 

@@ -27,6 +27,7 @@ class Served:
         self.name = name
         self.created = int(time.time())
         self.ends = session.vocab.ends
+        self.pieces = Pieces(session.vocab.piece)
         self._pieces: dict[int, bytes] = {}
         self._lock = threading.Lock()
 

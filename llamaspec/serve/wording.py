@@ -26,6 +26,7 @@ from llamaspec.serve.replies import (
     TopToken,
 )
 from llamaspec.serve.served import Served
+from llamaspec.serve.spans import Spans
 from llamaspec.serve.tools import Call, CallReader
 from llamaspec.trace import TokenLogprob
 
@@ -70,25 +71,28 @@ class Wording:
     def texts(self) -> list["Text"]:
         """The state of every text of a stream."""
         count = self._asked.n * len(self._asked.prompts)
-        return [Text(index, self._reader()) for index in range(count)]
+        pieces = self._served.pieces
+        return [Text(index, Spans(pieces), self._reader()) for index in range(count)]
 
     def chunk(self, text: "Text", piece: Piece) -> list[dict[str, Any]]:
         """What a piece of a text adds to a stream; nothing where it only adds to what is held."""
         said, calls = text.read(piece.text)
-        ids = [token for token in piece.token_ids if token not in self._served.ends]
-        chosen = [p for p in piece.logprobs or () if p.token_id not in self._served.ends]
+        ends = self._served.ends
+        pairs = zip(piece.token_ids, piece.accepted, strict=True)
+        kept = [(token, accepted) for token, accepted in pairs if token not in ends]
+        chosen = [p for p in piece.logprobs or () if p.token_id not in ends]
         text.waiting += chosen
-        text.tokens += ids
-        if self._drafts and piece.token_ids:
-            # a round ends with a token of the target's own, and so does a prompt
-            own, text.fresh = 2 if text.fresh else 1, False
-            text.accepted += max(0, len(piece.token_ids) - own)
+        text.tokens += [token for token, _ in kept]
+        text.accepted += sum(accepted for _, accepted in kept)
+        text.spans.push(kept)
         if not said and not calls and not self._asked.tokens:
             return []
         extra: Extra | None = None
         if self._asked.tokens:
             extra = {"token_ids": text.tokens, "accepted": text.accepted}
             text.tokens, text.accepted = [], 0
+            if text.reader is None:
+                extra["spans"] = text.spans.take(said)
         return self._deltas(text, said, calls, None, extra)
 
     def last(self, text: "Text", done: Completion) -> list[dict[str, Any]]:
@@ -231,16 +235,16 @@ class Wording:
 @dataclass
 class Text:
     """One text of a stream. begun: its first chunk is out; waiting, tokens, accepted: what the next
-    chunk carries; length: characters so far; fresh: no token has come yet.
+    chunk carries; length: characters so far.
     """
 
     index: int
+    spans: Spans
     reader: CallReader | None
     begun: bool = False
     called: int = 0
     length: int = 0
     accepted: int = 0
-    fresh: bool = True
     tokens: list[int] = field(default_factory=list)
     waiting: list[TokenLogprob] = field(default_factory=list)
 

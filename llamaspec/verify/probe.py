@@ -13,7 +13,7 @@ import numpy as np
 
 from llamaspec.runtime.arrays import FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
-from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.context import ContextShape, TargetContext
 
 TEXT = """The lighthouse keeper counted 17 ships before noon. def area(width, height): return width
 * height. Pourquoi la mer est-elle salée? {"name": "Ivan", "age": 41}. He wrote the date, closed the
@@ -29,6 +29,8 @@ SAFETY = 8.0
 five settings, the largest deviation was 2.6 to 4.0 times the probe's; this doubles that.
 """
 _N_CTX = 768
+_CELLS = 256
+"""Of each of several sequences."""
 _N_BATCH = 64
 
 
@@ -86,8 +88,9 @@ def measure(
 ) -> Exactness:
     """Probe a target in the settings of its context, in a context of its own.
 
-    widths: rows of the passes to compare, for one that publishes features also 1. Takes about
-    200 passes and a prompt of 560 tokens.
+    widths: rows of the passes to compare, for one that publishes features also 1. A target for
+    several sequences is also compared in passes over all of them, with one row and with the most
+    rows each. Takes about 200 passes and a prompt of 560 tokens.
     """
     drafting = bool(target.taps) or target.snapshots > 0
     wanted = tuple(sorted({*widths} | ({1} if drafting else set())))
@@ -113,9 +116,8 @@ def measure(
             *_compare((plain, context), ids[: 2 * ROWS], ROWS, wanted),
             *_compare((plain, context), ids, LONG_ROWS, wanted),
         ]
-        wide = [width for width in wanted if ROWS < width < len(ids) - ROWS]
-        if wide:
-            rows += _compare((plain, context), ids[: ROWS + max(wide)], max(wide), wide)
+        if target.shape.n_seq > 1 and not target.recurrent:
+            rows += _together(target, shape, rows[0].single, ids[: 2 * ROWS])
     return replace(judge(rows), settings=tuple(settings))
 
 
@@ -170,12 +172,56 @@ def _compare(
         yield Comparison(width, single, _logits(context, batch, ids, prompt, width))
 
 
-def _fill(context: TargetContext, batch: Batch, prompt: list[int]) -> None:
+def _together(
+    target: TargetContext, shape: ContextShape, single: FloatArray, ids: list[int]
+) -> Iterable[Comparison]:
+    """Passes over all sequences, each of which has the same text, against single rows of one."""
+    count, widest, prompt = target.shape.n_seq, shape.n_outputs, len(ids) - len(single)
+    rows = count * widest
+    wide = replace(
+        shape, n_seq=count, n_ctx=count * _CELLS, n_batch=max(_N_BATCH, rows), n_outputs=rows
+    )
+    with TargetContext.create(target.model, wide) as context:
+        if target.taps:
+            context.set_taps(target.taps)
+        if target.rows_alike:
+            context.compute_rows_alike()
+        batch = Batch.create(wide.n_batch)
+        for seq in range(count):
+            _fill(context, batch, ids[:prompt], seq)
+        for width in {1, widest}:
+            context.publish(True)
+            block = _logits_together(context, batch, (ids, prompt, width), single)
+            yield Comparison(count * width, single, block)
+            for seq in range(count):
+                context.truncate(seq, prompt)
+
+
+def _logits_together(
+    context: TargetContext, batch: Batch, text: tuple[list[int], int, int], single: FloatArray
+) -> FloatArray:
+    """Of every position the rows of a sequence that differ from single ones, if one does."""
+    ids, prompt, width = text
+    count, found = context.shape.n_seq, []
+    for start in range(prompt, len(ids), width):
+        part = ids[start : start + width]
+        batch.clear()
+        for seq in range(count):
+            batch.add_tokens(part, start=start, seq=seq, output=ALL_OUTPUT)
+        context.decode(batch)
+        views = context.logits_view(batch.size).reshape(count, len(part), -1)
+        alone = single[start - prompt : start - prompt + len(part)]
+        odd = (view for view in views if not np.array_equal(view, alone))
+        found.append(next(odd, views[0]).copy())
+    return np.concatenate(found)
+
+
+def _fill(context: TargetContext, batch: Batch, prompt: list[int], seq: int = 0) -> None:
     context.publish(False)
     for start in range(0, len(prompt), _N_BATCH):
         batch.clear()
         part = prompt[start : start + _N_BATCH]
-        batch.add_tokens(part, start=start, seq=0, output=NO_OUTPUT)
+        batch.add_tokens(part, start=start, seq=seq, output=NO_OUTPUT)
         context.decode(batch)
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import llamaspec
 from llamaspec.draft.drafter import Anchor, Proposal
+from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import Doubt
 from llamaspec.engine.ending import Ending
-from llamaspec.engine.loop import Engine
 from llamaspec.engine.replay import plain_gap
 from llamaspec.engine.sequence import Request, Sequence
 from llamaspec.errors import DecodeError, IncompatibleDraftError, OptionError
@@ -312,13 +312,13 @@ def test_exact_mode(
     prompts = [PROMPTS[:4].reshape(-1), PROMPTS[4:].reshape(-1)]
     with loaded(path, None, options) as plain:
         texts = [decode(plain, prompt, 40, 0).text for prompt in prompts]
-    rebuild = Engine._rebuild
+    rebuild = Anew.rebuild
 
-    def note(engine: Engine, sequence: Sequence, length: int) -> None:
+    def note(anew: Anew, sequence: Sequence, length: int, *, single: bool) -> None:
         rebuilt.append(length)
-        rebuild(engine, sequence, length)
+        rebuild(anew, sequence, length, single=single)
 
-    monkeypatch.setattr(Engine, "_rebuild", note)
+    monkeypatch.setattr(Anew, "rebuild", note)
     last = 5 if arch == "nemotron_h" else LAYERS
     draft = write_bigram_draft(tmp_path / "draft.gguf", (0, 2, last), texts[0])
     with loaded(path, draft, replace(options, exact=True)) as pair:
