@@ -73,7 +73,7 @@ class Sharing:
             if other.filling and other.filled < length and other in self._active:
                 return True
             sequence.behind = None
-        if not self._shares(sequence):
+        if sequence.held is None or not self._shares(sequence):
             return False
         length, leader = self._leader(sequence, ahead)
         if leader is None or length < self._best(sequence).length + LEAST_AWAITED:
@@ -114,7 +114,9 @@ class Sharing:
     def _take(self, sequence: Sequence, held: Held) -> int:
         slot = sequence.slot
         best = self._best(sequence) if self._shares(sequence) else _NOWHERE
-        elsewhere = best.length >= LEAST_COPIED + self._source(sequence, held, slot).length
+        elsewhere = best.length >= LEAST_COPIED and (
+            best.length >= LEAST_COPIED + self._source(sequence, held, slot).length
+        )
         if elsewhere and isinstance(best.place, Entry):
             # before room is made for what the slot loses
             self._store.touch(best.place)

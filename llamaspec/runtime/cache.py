@@ -77,7 +77,7 @@ class KVCache(NativeHandle):
         if written != data.size:
             reason = log.reason(log.drain())
             raise DecodeError(f"{self.model.path.name}: a sequence cannot be saved: {reason}")
-        return State(data, self.length(seq), crc32(data.data))
+        return State(data, self.length(seq), _checksum(data))
 
     def restore(self, seq: int, state: State) -> bool:
         """Put back what was saved, of this sequence or another one, instead of what `seq` holds.
@@ -85,7 +85,7 @@ class KVCache(NativeHandle):
         Returns False where it is damaged or finds no room; the sequence is empty then.
         """
         self.truncate(seq, 0)
-        if crc32(state.data.data) == state.checksum:
+        if _checksum(state.data) == state.checksum:
             data = _pointer(state.data)
             read = lib.llama_state_seq_set_data_ext(self.ptr, data, state.nbytes, seq, 0)
             if read == state.nbytes and self.length(seq) == state.length:
@@ -93,6 +93,12 @@ class KVCache(NativeHandle):
             log.drain()
         self.truncate(seq, 0)
         return False
+
+
+def _checksum(data: npt.NDArray[np.uint8]) -> int:
+    # a sum of words is read as fast as memory is, where crc32 would take longer than the copy
+    words = data[: data.size // 8 * 8].view(np.uint64)
+    return int(words.sum(dtype=np.uint64)) ^ crc32(data[words.nbytes :].data)
 
 
 def _pointer(data: npt.NDArray[np.uint8]) -> Any:  # noqa: ANN401

@@ -186,7 +186,7 @@ def test_damage_is_noticed(ggufs: Path, at: int) -> None:
 def test_what_llama_cpp_refuses_leaves_the_sequence_empty(
     ggufs: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "crc32", lambda data: 0)
+    monkeypatch.setattr(cache_module, "_checksum", lambda data: 0)
     with Model.load(ggufs / "tiny-target-f32.gguf") as model, made(model) as context:
         fill(context, 0, TEXT)
         fill(context, 1, OTHER)

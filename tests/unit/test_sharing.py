@@ -507,3 +507,18 @@ def test_the_size_of_an_entry_is_known_before() -> None:
     )
     run(loop, request(list(range(400, 600)), 9))
     assert loop.store.size == expected > A_POSITION * first.n_past
+
+
+def test_what_is_being_taken_in_goes_on() -> None:
+    loop, _, _ = roomy(2)
+    first, second = (loop.submit(request([*COMMON, i], 4)) for i in range(2))
+    loop.prompts.fill = lambda filling: None  # type: ignore[method-assign]
+    loop.step()
+    del loop.prompts.fill
+    # the second one came first to its turn, and the first one has more to offer later on
+    loop.prompts.fill([second])
+    assert second.held is None
+    loop.step()
+    assert (first.behind, second.behind) == (None, None)
+    finish(loop)
+    assert second.cached == 0
