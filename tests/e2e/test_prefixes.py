@@ -69,8 +69,7 @@ def test_texts_that_come_together_share_the_beginning(
     alone: tuple[bool, list[Completion]],
 ) -> None:
     exact, wanted = alone
-    # some come when others have gone
-    with opened(max_sequences=5 if exact else TEXTS, exact=exact) as session:
+    with opened(max_sequences=TEXTS, exact=exact) as session:
         shared = common(session)
         assert shared > 150
         # exact mode takes whole parts only, so that each prompt has the passes that it has alone
