@@ -327,6 +327,7 @@ class Settings(TypedDict, total=False):
     cost_curve: str | None
     schedule: Schedule
     fit: bool
+    prefix_cache: int | None
 
 
 def load(
@@ -348,7 +349,7 @@ def load(
         options: see LoadOptions.
         settings: its fields by name, instead: context, n_gpu_layers, n_gpu_layers_draft, threads,
             batch, flash_attention, cache_type, head, max_sequences, queue, device, device_draft,
-            split_mode, rpc, exact, lookup, cost_curve, schedule, fit.
+            split_mode, rpc, exact, lookup, cost_curve, schedule, fit, prefix_cache.
 
     Raises:
         OptionError: a setting cannot be used, or an RPC server not be reached.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEFAULTS = ServeSettings()
 _OF_RUN = (
     *("context", "threads", "n_gpu_layers", "n_gpu_layers_draft", "device", "device_draft"),
-    *("split_mode", "rpc", "lookup", "cost_curve"),
+    *("split_mode", "rpc", "exact", "lookup", "cost_curve", "schedule", "fit"),
 )
 
 
@@ -66,6 +66,10 @@ def serve(
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Of the KV caches: f32, f16, bf16, q8_0.")
     ] = "f16",
+    prefix_cache: Annotated[
+        int | None,
+        typer.Option("--prefix-cache", help="MiB for prompts that lost their place; 0: none."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="Of the model in replies; absent: its file's.")
     ] = None,
@@ -95,6 +99,7 @@ def serve(
     Exit code 0: told to stop. 2: bad input, with the reason on stderr.
     """
     given |= {"max_sequences": max_sequences, "queue": queue, "cache_type": cache_type}
+    given["prefix_cache"] = None if prefix_cache is None else prefix_cache << 20
     show_log(verbose)
     with guarded():
         settings = ServeSettings(

@@ -195,7 +195,7 @@ BAD_TARGETS: dict[str, tuple[Build, tuple[str, ...]]] = {
     "long-key": (declaring(key_bytes=2**62), (f"{2**62} bytes",)),
     "long-string": (long_string, (f"{2**63} bytes",)),
     "long-array": (long_array, (f"{2**40} strings", "tokenizer.ggml.tokens")),
-    "directory": (directory, ("is a directory",)),
+    "directory": (directory, ("has no GGUF",)),
     "link-to-itself": (link_to_itself, ("symbolic links",)),
     "pipe": (pipe, ("not a regular file",)),
     "unreadable": (unreadable, ("Permission denied",)),

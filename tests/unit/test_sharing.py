@@ -512,7 +512,7 @@ def test_the_size_of_an_entry_is_known_before() -> None:
 def test_what_is_being_taken_in_goes_on() -> None:
     loop, _, _ = roomy(2)
     first, second = (loop.submit(request([*COMMON, i], 4)) for i in range(2))
-    loop.prompts.fill = lambda filling: None  # type: ignore[method-assign]
+    loop.prompts.fill = lambda sequences: None  # type: ignore[method-assign]
     loop.step()
     del loop.prompts.fill
     # the second one came first to its turn, and the first one has more to offer later on
