@@ -1,11 +1,11 @@
 """A server under load: many requests at once, some of which are cut off, malformed or too long.
 
-    python -m llamaspec.bench.serving [-m T -d D] [--requests 2000] [--concurrency 32] [--theirs]
+    python -m llamaspec.bench.serving [-m T -d D] [--requests 2000] [--theirs 0,1,3,7]
 
 Every answer that comes to its end is compared with the offline one, token by token; where they part
 the two likeliest tokens have to lie close together, as rows of shared passes round otherwise than
 rows alone. Afterwards no place may be taken, and the process may not have grown. With --theirs the
-same load goes to llama-server as well, in turns.
+same load goes to llama-server as well, in turns, at each of these n_max (0: without the draft).
 """
 
 import asyncio
@@ -36,6 +36,7 @@ GOOD, KILLED, MALFORMED, TOO_LONG = "good", "killed", "malformed", "too long"
 SHARES = ((KILLED, 0.10), (MALFORMED, 0.05), (TOO_LONG, 0.05))
 NEAR = 0.05
 """Logits between two tokens that a shared pass may order otherwise."""
+_THEIRS = "llama-server"
 _TOOLS = Path(__file__).resolve().parents[1] / "llamaspec" / "bin"
 _MALFORMED = (
     b"{",
@@ -220,26 +221,28 @@ def _settled(address: Address) -> float:
         time.sleep(0.1)
 
 
-def theirs(load_: Load, pair: tuple[Path, Path | None], tools: Path) -> Result:
+def theirs(load_: Load, pair: tuple[Path, Path | None], width: int, tools: Path) -> Result:
     """One run against llama-server, with the same pair, threads and places."""
     asked = requests_of(load_)
-    with _their_server(load_, pair, tools) as address:
+    with _their_server(load_, pair, width, tools) as address:
         seconds, answers = asyncio.run(put(address, asked, load_.concurrency))
-    return judged("llama-server", seconds, asked, answers)
+    return judged(f"{_THEIRS}@{width}", seconds, asked, answers)
 
 
 @contextmanager
-def _their_server(load_: Load, pair: tuple[Path, Path | None], tools: Path) -> Iterator[Address]:
+def _their_server(
+    load_: Load, pair: tuple[Path, Path | None], width: int, tools: Path
+) -> Iterator[Address]:
     from llamaspec.bench import peers
     from llamaspec.bench.run import kind_of
     from llamaspec.options import LoadOptions
 
-    target, draft = pair
+    target, draft = pair[0], pair[1] if width else None
     kinds = {draft: kind_of(draft)} if draft else {}
     options = LoadOptions(threads=load_.threads)
     total = load_.n_ctx * load_.concurrency
     shared = peers.Tools(tools, target, options, total, kinds)
-    words = [*shared.command("llama-server", draft, 7), "-np", str(load_.concurrency)]
+    words = [*shared.command("llama-server", draft, width), "-np", str(load_.concurrency)]
     with peers.listening([*words, "--jinja"]) as address:
         host, _, port = address.removeprefix("http://").partition(":")
         yield Address(host, int(port))
@@ -259,14 +262,14 @@ def lines(results: list[Result]) -> list[str]:
                 f"{one.slots:.0f}, MiB {' '.join(f'{mib:.0f}' for mib in one.rss_mib)}"
             )
         found.append(line)
-    rates = {
-        name: [one.tokens_per_second for one in results if one.server == name]
-        for name in ("llamaspec", "llama-server")
-    }
-    if all(rates.values()):
-        ratio = median(rates["llamaspec"]) / median(rates["llama-server"])
-        found.append(f"ratio of medians {ratio:.2f}")
-    return found
+    rates: dict[str, list[float]] = {}
+    for one in results:
+        rates.setdefault(one.server, []).append(one.tokens_per_second)
+    mine = median(rates.pop("llamaspec"))
+    return found + [
+        f"llamaspec / {name}: ratio of medians {mine / median(their):.2f}"
+        for name, their in rates.items()
+    ]
 
 
 def main(
@@ -279,7 +282,9 @@ def main(
     context: Annotated[int, typer.Option("-c", help="Of a sequence.")] = 512,
     threads: Annotated[int, typer.Option("-t", help="0: the physical cores.")] = 0,
     repeats: Annotated[int, typer.Option(help="Runs of each server.")] = 1,
-    theirs_too: Annotated[bool, typer.Option("--theirs", help="And llama-server's.")] = False,
+    their_widths: Annotated[
+        str, typer.Option("--theirs", help="And llama-server's, at these n_max: 0,1,3,7.")
+    ] = "",
     tools: Annotated[Path, typer.Option(help="Folder with llama-server.")] = _TOOLS,
     output: Annotated[Path | None, typer.Option("--json", help="Write the results.")] = None,
 ) -> None:
@@ -297,8 +302,8 @@ def main(
         with load(pair[0], None, context=context, threads=threads) as session:
             compare(result, session, load_, asked, answers)
         results.append(result)
-        if theirs_too:
-            results.append(theirs(load_, pair, tools))
+        for width in filter(None, their_widths.split(",")):
+            results.append(theirs(load_, pair, int(width), tools))
     for line in lines(results):
         print(line)
     if output is not None:
