@@ -16,9 +16,6 @@ from llamaspec.errors import LlamaSpecError, SamplingError
 from llamaspec.runtime.batch import LAST_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 
-_PADDING = 2
-"""A pass over parts of unequal lengths may cost attention so many times its rows."""
-
 
 class _Part(NamedTuple):
     """Positions of a prompt in a pass. row: of the batch, the first. ends: whether they are the
@@ -83,7 +80,7 @@ class Prompts:
     def _choose(self, sequences: list[Sequence]) -> list[_Part]:
         alone = self.exact or self._target.recurrent
         parts: list[_Part] = []
-        rows = widest = 0
+        rows = 0
         for ahead, sequence in enumerate(sequences):
             if parts and (alone or rows >= self._target.shape.n_batch):
                 break
@@ -92,10 +89,6 @@ class Prompts:
             self._sharing.settle(sequence)
             left = len(sequence.request.prompt) - sequence.filled
             length = min(left, self.part, self._target.shape.n_batch - rows)
-            widest = max(widest, length)
-            lanes = widest * (len(parts) + 1)
-            if parts and lanes > _PADDING * (rows + length):
-                break
             parts.append(_Part(sequence, rows, sequence.filled, length, ends=length == left))
             rows += length
         return parts
