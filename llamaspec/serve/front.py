@@ -47,7 +47,7 @@ class Front:
         if problem is None:
             await self._app(scope, receive, counted)
             return
-        await _refusal(problem, scope["path"])(scope, receive, counted)
+        await _refusal(problem, scope)(scope, receive, counted)
 
     def _problem(self, scope: Scope) -> ApiError | None:
         if scope["path"] == HEALTH:
@@ -85,8 +85,9 @@ class Front:
         return secrets.compare_digest(shown, self._key)
 
 
-def _refusal(problem: ApiError, path: str) -> Response:
-    if problem.status == 401 and path == PAGE:
+def _refusal(problem: ApiError, scope: Scope) -> Response:
+    shown = scope["path"] == PAGE and "text/html" in Headers(scope=scope).get("accept", "")
+    if problem.status == 401 and shown:
         # the page has a field for the key, and with Basic browsers would ask before they show it
         headers = {**page.headers(), "www-authenticate": "Bearer"}
         return HTMLResponse(page.text(key=True), problem.status, headers)

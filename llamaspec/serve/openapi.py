@@ -44,7 +44,7 @@ def document(*, key: bool) -> dict[str, Any]:
             },
         }
         if key and name == "/":
-            found["responses"]["401"]["content"] = ok
+            found["responses"]["401"]["content"] |= ok
         if body is not None:
             found["requestBody"] = {
                 "required": True,

@@ -65,6 +65,15 @@ def test_the_key(header: str | None, status: int) -> None:
         assert "s3cret" not in reply.text
 
 
+def test_who_looks_with_a_browser_is_asked_for_the_key_by_the_page() -> None:
+    reply = client(api_key="s3cret").get("/", headers={"accept": "text/html,*/*;q=0.8"})
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert 'data-key="wanted"' in reply.text
+    assert "script-src 'sha256-" in reply.headers["content-security-policy"]
+    assert "s3cret" not in reply.text
+
+
 def test_health_needs_no_key() -> None:
     assert client(api_key="s3cret").get("/health").status_code == 200
 
