@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamaspec.cli.guard import BAD_INPUT, guarded, show_log
+from llamaspec.cli.placing import Draft, Model
 from llamaspec.cli.run import run
 from llamaspec.cli.sharing import generate_options, load_options, with_options_of
 from llamaspec.errors import LlamaSpecError, ModelLoadError, OptionError
@@ -37,16 +38,8 @@ Ctrl-C stops an answer. Alt-Enter begins a new line. // begins a message with on
 
 @with_options_of(run, _SHARED.split())
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="Target: file or owner/repo:Q4_K_M; absent: bundled."),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "-d", "--draft", help="Its draft: file, checkpoint, repository; auto or lookup."
-        ),
-    ] = None,
+    model: Model = None,
+    draft: Draft = None,
     system: Annotated[
         str | None, typer.Option("--system", help="What stands before the conversation.")
     ] = None,

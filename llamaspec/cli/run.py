@@ -14,7 +14,7 @@ from llamaspec import demo
 from llamaspec.cli import sampling
 from llamaspec.cli.explain import explanation
 from llamaspec.cli.guard import guarded, show_log
-from llamaspec.cli.placing import Rpc
+from llamaspec.cli.placing import Draft, Model, Rpc
 from llamaspec.cli.sharing import AUTO, generate_options, load_options
 from llamaspec.errors import OptionError
 from llamaspec.options import (
@@ -47,20 +47,8 @@ def run(
         str | None,
         typer.Argument(help="The prompt, in quotes; absent: stdin, else the bundled pair's own."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="Target GGUF or owner/repo:Q4_K_M of the Hub; absent: the bundled pair.",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "-d", "--draft", help="Its draft: file, checkpoint, repository; auto or lookup."
-        ),
-    ] = None,
+    model: Model = None,
+    draft: Draft = None,
     max_tokens: Annotated[
         int, typer.Option("-n", "--max-tokens", help="Most tokens to generate.")
     ] = DEFAULT_MAX_TOKENS,

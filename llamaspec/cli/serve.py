@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamaspec.cli.guard import guarded, show_log
+from llamaspec.cli.placing import Draft, Model
 from llamaspec.cli.run import run
 from llamaspec.cli.sharing import load_options, with_options_of
 from llamaspec.errors import OptionError
@@ -30,20 +31,8 @@ _OF_RUN = (
 
 @with_options_of(run, _OF_RUN)
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "-m",
-            "--model",
-            help="Target GGUF or owner/repo:Q4_K_M of the Hub; absent: the bundled pair.",
-        ),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option(
-            "-d", "--draft", help="Its draft: file, checkpoint, repository; auto or lookup."
-        ),
-    ] = None,
+    model: Model = None,
+    draft: Draft = None,
     host: Annotated[
         str, typer.Option("--host", help="Where to listen; 0.0.0.0: on every network.")
     ] = _DEFAULTS.host,

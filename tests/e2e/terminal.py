@@ -1,8 +1,10 @@
 """The command line as a user has it: another process, its exit code and what it printed."""
 
 import os
+import pty
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,6 +41,23 @@ def together(
     with ThreadPoolExecutor(2) as pool:
         running = {name: pool.submit(llamaspec, *words) for name, words in commands.items()}
     return {name: done.result() for name, done in running.items()}
+
+
+def shown_to_a_terminal(words: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """What a command that succeeds writes on stderr where that is a terminal of 24 x 100."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    shown = b""
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as running:
+        os.close(theirs)
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # how a terminal that nobody writes to any more ends
+            pass
+        assert running.wait(SECONDS) == 0
+    os.close(ours)
+    return shown
 
 
 def refusal(done: "subprocess.CompletedProcess[str]") -> str:

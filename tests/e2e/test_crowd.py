@@ -4,7 +4,6 @@ costs given as files, so that nothing depends on how fast passes are here.
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from llamaspec.schedule.cost import FORMAT
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
 from tests.e2e.terminal import refusal, together
+from tests.rounds import BLOCK, widths
 
 pytestmark = pytest.mark.native
 
-BLOCK = 7
 TEXTS = 8
 ASKED: list[Prompt] = [
     [{"role": "user", "content": PROMPTS[i % len(PROMPTS)][1]}] for i in range(TEXTS)
@@ -75,15 +74,6 @@ def at_once(session: Session, settings: Sequence[GenerateSettings]) -> list[Comp
     for worker in workers:
         worker.join()
     return [done[number] for number in range(len(settings))]
-
-
-def widths(found: Sequence[Completion]) -> Counter[int]:
-    """Rounds by how many proposals were verified, less those that a limit of tokens cuts."""
-    counts: Counter[int] = Counter()
-    for done in found:
-        end = done.stats.prompt_tokens + len(done.token_ids)
-        counts += Counter(len(r.draft) for r in done.rounds if end - r.start > BLOCK + 1)
-    return counts
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from llamaspec.schedule.cost import FORMAT
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
 from tests.e2e.terminal import environment, llamaspec, refusal, together
+from tests.rounds import BLOCK, widths
 
 pytestmark = pytest.mark.native
 
 MESSAGES: list[Prompt] = [[{"role": "user", "content": prompt}] for _, prompt in PROMPTS]
 CODE = MESSAGES[2]
-BLOCK = 7
 # seconds of target passes over 1, 2, ... rows, and of a draft
 CURVES: dict[str, tuple[list[float], float]] = {
     "flat": ([1 + 0.001 * n for n in range(8)], 0.01),
@@ -55,15 +55,6 @@ def opened(folder: Path, name: str, **settings: Any) -> Session:  # noqa: ANN401
 
 def outcome(done: Completion) -> tuple[str, tuple[int, ...], str]:
     return done.text, done.token_ids, done.finish_reason
-
-
-def widths(found: list[Completion]) -> Counter[int]:
-    """Rounds by how many proposals were verified, less those that a limit of tokens cuts."""
-    counts: Counter[int] = Counter()
-    for done in found:
-        end = done.stats.prompt_tokens + len(done.token_ids)
-        counts += Counter(len(r.draft) for r in done.rounds if end - r.start > BLOCK + 1)
-    return counts
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,14 @@
 
 import json
 import os
-import pty
-import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.e2e.terminal import shown_to_a_terminal
 from tests.fake_hub import Hub, serving
 
 Q8, DRAFT = "ann/Tiny-GGUF:Q8_0", "ann/tiny-dspark"
@@ -72,21 +70,8 @@ def test_a_refusal_is_one_line(hub: Hub, words: list[str], said: str) -> None:
 
 
 def test_a_terminal_sees_the_download(hub: Hub) -> None:
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 100))
     env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(hub.home), "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "llamaspec", "pull", Q8]
-    with subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | env
-    ) as running:
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        except OSError:  # how a terminal that nobody writes to any more ends
-            pass
-        assert running.wait(120) == 0
-    os.close(ours)
+    shown = shown_to_a_terminal(words, os.environ | env)
     assert b"tiny-Q8_0.gguf" in shown
     assert b"100%" in shown

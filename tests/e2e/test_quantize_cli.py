@@ -1,7 +1,5 @@
 """`llamaspec quantize` as it is used, and drafts that were quantised at work."""
 
-import os
-import pty
 import resource
 import signal
 import subprocess
@@ -16,7 +14,14 @@ from llamaspec import demo
 from llamaspec.runtime.describe import describe
 from llamaspec.runtime.quantize import quantize
 from llamaspec.session import Session, load
-from tests.e2e.terminal import COMMAND, SECONDS, environment, llamaspec, refusal
+from tests.e2e.terminal import (
+    COMMAND,
+    SECONDS,
+    environment,
+    llamaspec,
+    refusal,
+    shown_to_a_terminal,
+)
 
 pytestmark = pytest.mark.native
 
@@ -51,20 +56,8 @@ def test_verbose_shows_llama_cpps_own_lines(tmp_path: Path) -> None:
 
 
 def test_a_terminal_sees_the_tensors_pass(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
     words = [*COMMAND, "quantize", str(SOURCE), str(tmp_path / "out.gguf"), "F16"]
-    with subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=theirs, env=environment()
-    ) as running:
-        os.close(theirs)
-        shown = b""
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        except OSError:  # how a terminal that nobody writes to any more ends
-            pass
-        assert running.wait(SECONDS) == 0
-    os.close(ours)
+    shown = shown_to_a_terminal(words, environment())
     steps = shown.decode().split("\r")
     assert any(step.startswith("quantising 0/112 (0%)") for step in steps)
     assert any(step.startswith("quantising 112/112 (100%)") for step in steps)
