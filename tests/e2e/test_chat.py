@@ -49,8 +49,11 @@ def terminal(*words: str) -> Iterator[Any]:
 
 
 def leave(child: Any) -> None:  # noqa: ANN401
-    child.sendeof()
-    child.expect(pexpect.EOF)
+    # what comes before the editor has made the terminal raw is lost
+    for _ in range(SECONDS // 5):
+        child.send("\x04")
+        if child.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=5) == 0:
+            break
     child.close()
     assert child.exitstatus == 0
 
