@@ -87,9 +87,9 @@ def compare(source: Path, patches: list[Path], cdef: Path = CDEF) -> Drift:
             if problems:
                 drift.patches[patch.name] = problems
         for name, headers in HEADERS.items():
-            theirs = "\n".join(
-                (source / header).read_text() for header in headers if (source / header).is_file()
-            )
+            # with what patches add
+            found = [copy / one if (copy / one).is_file() else source / one for one in headers]
+            theirs = "\n".join(header.read_text() for header in found if header.is_file())
             _compare_header((cdef / name).read_text(), theirs, drift)
     return drift
 
