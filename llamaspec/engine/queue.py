@@ -1,6 +1,5 @@
 """Who waits for a slot, and whose turn it is."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from llamaspec.engine.sequence import Request, Sequence
@@ -35,9 +34,6 @@ class Queue:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter([place.sequence for place in self._places])
-
     def add(self, sequence: Sequence, room: int = 0) -> None:
         """Take a sequence in. room: slots that are free, for which nobody has to wait. Raises
         QueueFullError.
@@ -50,13 +46,9 @@ class Queue:
         self._number += 1
         self._places.append(_Place(sequence, self._number))
 
-    def first(self) -> Sequence | None:
-        """Whose turn it is, None where nobody waits."""
-        return self._next().sequence if self._places else None
-
     def take(self) -> Sequence:
         """Take out whose turn it is."""
-        place = self._next()
+        place = max(self._places, key=lambda place: place.rank)
         self._places.remove(place)
         for other in self._places:
             other.overtaken += other.number < place.number
@@ -67,6 +59,3 @@ class Queue:
         before = len(self._places)
         self._places = [p for p in self._places if p.sequence.request is not request]
         return len(self._places) < before
-
-    def _next(self) -> _Place:
-        return max(self._places, key=lambda place: place.rank)

@@ -65,7 +65,7 @@ def needed(path: Path, size: int, context: int = DEFAULT_CONTEXT) -> int:
 
 def estimated(parameters: int, draft_bytes: int) -> int:
     """Bytes of a pair that is not here, its target in Q4_K_M."""
-    return round(parameters * _BITS / 8) + draft_bytes + 2 * _BUFFERS
+    return target_bytes(parameters) + draft_bytes + 2 * _BUFFERS
 
 
 def target_bytes(parameters: int) -> int:
