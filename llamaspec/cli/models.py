@@ -27,10 +27,9 @@ def models(
     show_log(verbose)
     with guarded():
         from llamaspec.models import shelf
-        from llamaspec.models.memory import available
         from llamaspec.runtime.backend import devices
 
-        there = available(devices())
+        there = devices()
         here, known = shelf.here(there), shelf.known(there)
         if as_json:
             lists = {

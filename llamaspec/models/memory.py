@@ -1,8 +1,7 @@
 """What a model takes of a machine's memory, told from its header; and whether it is there."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from llamaspec.options import DEFAULT_CONTEXT
@@ -26,21 +25,6 @@ class Verdict:
 
     word: str
     device: str
-
-
-def available(there: Sequence[Device]) -> list[Device]:
-    """The devices with the memory that other programs leave, where the system says how much."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    left = int(found[1]) << 10 if found else None
-    return [
-        replace(device, free_bytes=min(device.free_bytes, left))
-        if left is not None and device.kind == "cpu"
-        else device
-        for device in there
-    ]
 
 
 def judge(needed: int, there: Sequence[Device]) -> Verdict:

@@ -7,6 +7,7 @@ import pytest
 from llamaspec import demo
 from llamaspec.models import memory, shelf
 from llamaspec.models.memory import Verdict, judge
+from llamaspec.runtime import backend
 from llamaspec.runtime.backend import Device
 
 GIB = 1 << 30
@@ -51,10 +52,11 @@ def test_a_context_takes_what_its_caches_take() -> None:
     assert memory.needed(path, size, 1 << 20) == memory.needed(path, size, 4096)
 
 
-def test_the_processors_memory_is_what_others_leave() -> None:
-    (left,) = memory.available([device("CPU", "cpu", 1 << 20, 1 << 20)])
-    assert left.free_bytes <= 1 << 50
-    assert memory.available([A]) == [A]
+@pytest.mark.native
+def test_the_processors_memory_is_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "available_bytes", lambda: 1 << 20)
+    left = [one.free_bytes for one in backend.devices() if one.kind == "cpu"]
+    assert left == [1 << 20]
 
 
 def test_the_bundled_pair_is_always_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
