@@ -115,7 +115,7 @@ class Engine:
         prompt = request.prompt if request.cache_prompt else None
         sequence.slot, sequence.held = self._slots.take(prompt)
         self._active.append(sequence)
-        self.pacing.begin(sequence)
+        self.pacing.begin(sequence, len(self._active) if self._teacher.spares else 1)
 
     def _fill(self, sequences: list[Sequence]) -> None:
         self._publish()

@@ -33,14 +33,15 @@ class Pacing:
         self._before = False
         self._drafts = False
 
-    def begin(self, sequence: Sequence) -> None:
-        """A request has got its slot."""
+    def begin(self, sequence: Sequence, texts: int) -> None:
+        """A request has got its slot, one of so many now where it can go without the draft."""
         if not sequence.request.auto:
             return
-        if self.pace is not None:
-            sequence.gait = self.pace.begin()
         if self.crowd is not None:
             sequence.member = self.crowd.begin()
+            sequence.spared = texts > 1 and self.crowd.spares(texts)
+        if self.pace is not None and not sequence.spared:
+            sequence.gait = self.pace.begin()
 
     def end(self, sequence: Sequence) -> None:
         """A request gives its slot back."""

@@ -31,7 +31,7 @@ class PlainRuns:
             return 0
         if self.target.recurrent:
             return 0
-        if drafter is None or request.draft_max == 0:
+        if drafter is None or request.draft_max == 0 or sequence.spared:
             return left
         return 0 if drafter.proposes_parked else min(pacing.idle(sequence), left)
 

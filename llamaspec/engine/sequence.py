@@ -57,8 +57,9 @@ class Sequence:
     have put there. in_doubt: the next token is nearly tied, to be decided by a single row over a
     clean cache. near_ties: how often that was so. decided: tokens that follow the committed ones
     already, by chance; an interrupted round leaves them to the next. gait, member: what the pace
-    and the crowd know of this text, None where they are not asked. lost: the target no longer holds
-    `n_past` positions, and has to compute them anew.
+    and the crowd know of this text, None where they are not asked. spared: the draft learns nothing
+    of this text, which goes plainly to its end. lost: the target no longer holds `n_past`
+    positions, and has to compute them anew.
     """
 
     slot: int
@@ -76,6 +77,7 @@ class Sequence:
     decided: list[int] = field(default_factory=list)
     gait: Gait | None = None
     member: Member | None = None
+    spared: bool = False
     lost: bool = False
     held: Held | None = None
     behind: "tuple[Sequence, int] | None" = None
@@ -109,6 +111,8 @@ class Sequence:
     def draft_limit(self) -> int:
         """The most proposals that can still become text: the last token is the target's own."""
         request = self.request
+        if self.spared:
+            return 0
         return max(0, min(request.draft_max, request.limit - len(self.tokens) - 1))
 
     @property

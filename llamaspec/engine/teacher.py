@@ -23,9 +23,14 @@ class Teacher:
     def teaches(self) -> bool:
         return self.drafter is not None and self.drafter.reads_features
 
+    @property
+    def spares(self) -> bool:
+        """Whether a text can go without the drafter: one that may propose for nothing is kept."""
+        return self.drafter is not None and self.teaches and not self.drafter.proposes_parked
+
     def wants(self, sequence: Sequence) -> bool:
         """Whether the drafter is to learn the rows of a sequence."""
-        return self.teaches and sequence.request.draft_max > 0
+        return self.teaches and sequence.request.draft_max > 0 and not sequence.spared
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
         """Have the target publish features if one of the sequences drafts."""

@@ -17,14 +17,18 @@ from llamaspec.schedule.scene import Plan, Scene, SharedPass
 
 _ROUNDS = 50
 """Rounds that the going rate is of."""
-_CLEAR = 0.01
-"""Tokens a text by which not drafting has to be better."""
+_CLEAR, _DEAR = 0.01, 0.04
+"""Tokens a text by which not drafting has to be better, and drafting where nothing is drafted."""
 _SURE = 3
 """Rounds in a row in which not drafting was better, before it is left for longer."""
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _NAP, _LONGEST_NAP, _KNOWN = 16, 128, 12
 _WASTE = 0.7
 """A text whose proposals bring less than this part of what they cost is left out for a while."""
+_SPARE, _SPARED_OF = 128, 8
+"""Rounds between tries from which on new texts are spared the draft, but for one of so many."""
+_RESTS = 4
+"""Rounds without a draft after which it is reckoned again whether one would pay."""
 _LOOK = 48
 """Rounds with narrower blocks before some whole ones show what is beyond them."""
 
@@ -68,6 +72,8 @@ class Crowd:
     _looked: int = field(default=0, repr=False)
     _turn: int = field(default=0, repr=False)
     _worse: int = field(default=0, repr=False)
+    _rested: tuple[int, int] = field(default=(0, 0), repr=False)
+    _begun: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         self._common = Member.hopeful(self.prices.width)
@@ -76,6 +82,16 @@ class Crowd:
     def begin(self) -> Member:
         """A new text: it starts from what was usual lately."""
         return self._common.like()
+
+    def spares(self, texts: int) -> bool:
+        """Whether a new text, one of so many, is better not drafted for at all: then its features
+        need not be kept. Some are not spared, for tries.
+        """
+        lately, _ = self._rested
+        if self._wait is None or self._patience < _SPARE or 4 * texts < 3 * lately:
+            return False
+        self._begun += 1
+        return self._begun % _SPARED_OF != 0
 
     def rate(self, texts: int, depth: int) -> float:
         """The going rate: tokens a second of all, that of plain decoding at least."""
@@ -105,6 +121,8 @@ class Crowd:
         if not self.prices.drafts:
             scene.blocks = [*limits]
             return scene.blocks
+        if self._rests(scene):
+            return scene.blocks
         self._nap(free)
         chosen = self._drafted(scene, free, self._wanted(scene, free))
         if chosen:
@@ -115,6 +133,16 @@ class Crowd:
                     width = self.prices.width if wide else scene.plan.width
                     scene.blocks[i] = min(limits[i], width)
         return scene.blocks
+
+    def _rests(self, scene: Scene) -> bool:
+        """Whether this is another round without a draft that nothing is reckoned for."""
+        texts, rounds = self._rested
+        self._rested = scene.texts, rounds + 1
+        if self._wait is None or self._wait <= 1 or texts != scene.texts or rounds >= _RESTS:
+            self._rested = scene.texts, 0
+            return False
+        self._wait -= 1
+        return True
 
     def _wanted(self, scene: Scene, free: list[Member]) -> list[Member]:
         """The texts to draft for if for any: those that are awake, unless all together are better,
@@ -140,7 +168,7 @@ class Crowd:
             if self._worse < _SURE:
                 return []
             self._wait = self._patience
-        elif self._wait is not None and gain > _CLEAR:
+        elif self._wait is not None and gain > _DEAR:
             self._wait, self._patience = None, max(_FIRST_WAIT, self._patience // 2)
             self._narrow = _LOOK
         if self._wait is None:
@@ -148,9 +176,11 @@ class Crowd:
         self._wait -= 1
         if self._wait > 0:
             return []
-        self._wait = self._patience = min(_LONGEST_WAIT, 2 * self._patience)
+        self._patience = min(_LONGEST_WAIT, 2 * self._patience)
         self._turn += 1
         scene.tries = free[self._turn % 2 :: 2] or free
+        # where most texts are spared a try costs little
+        self._wait = max(_FIRST_WAIT, self._patience * len(free) // scene.texts)
         return scene.tries
 
     def _looks(self, scene: Scene, chosen: list[Member]) -> list[Member]:

@@ -77,11 +77,12 @@ class Draft:
 
 @dataclass
 class Text:
-    """One under way. left: tokens."""
+    """One under way. left: tokens. spared: its features are not kept, nothing can be drafted."""
 
     member: Member
     draft: Draft
     left: int
+    spared: bool
 
 
 @dataclass
@@ -112,14 +113,16 @@ def serve(
         nonlocal begun
         begun += 1
         left = dice.randrange(20, 150) if begun <= texts else 150
-        return Text(chooser.begin(), Draft(DRAFTS[drafts][begun % 2], lie), left)
+        spared = texts > 1 and chooser.spares(texts)
+        return Text(chooser.begin(), Draft(DRAFTS[drafts][begun % 2], lie), left, spared)
 
     slots = [new() for _ in range(texts)]
     done = rounds = drafted = 0
     seconds, widths = 0.0, [0] * (WIDTH + 1)
     while done < tokens:
         members = [slot.member for slot in slots]
-        blocks = chooser.plan(members, [min(WIDTH, slot.left - 1) for slot in slots], 0)
+        limits = [0 if slot.spared else min(WIDTH, slot.left - 1) for slot in slots]
+        blocks = chooser.plan(members, limits, 0)
         outcomes = [slot.draft.block(dice) for slot in slots]
         offers = [
             Offer(confidence[:block], block, 0) if block else None
