@@ -16,14 +16,13 @@ def run_batch(running: Running, runs: Sequence[Run]) -> list[Completion]:
     try:
         while left:
             _submit(running, coming)
-            with running.lock:
-                running.step()
-                for run in left:
-                    run.take()
+            running.step()
             for run in left:
                 if run.ended and not run.finished:
                     run.completion()
             left = [run for run in left if not run.ended]
+        for run in runs:
+            run.take()
         return [run.completion() for run in runs]
     finally:
         for run in runs:

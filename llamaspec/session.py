@@ -201,6 +201,18 @@ class Session:
         return self._pair.options.max_sequences
 
     @property
+    def stream_every_s(self) -> float:
+        """Seconds for which pieces of asynchronous streams may be held back to come together, 0 for
+        a piece a round: many streams at once cost less then. What begins and what ends a text comes
+        at once.
+        """
+        return self._driver.every_s
+
+    @stream_every_s.setter
+    def stream_every_s(self, seconds: float) -> None:
+        self._driver.every_s = seconds
+
+    @property
     def names(self) -> tuple[str, str | None]:
         """The target's file without its ending, and the draft's; None without a draft's file."""
         pair = self._pair

@@ -74,6 +74,13 @@ def serve(
     grace: Annotated[
         float, typer.Option("--grace", help="Seconds that requests get when the server stops.")
     ] = _DEFAULTS.grace_s,
+    stream_every: Annotated[
+        float,
+        typer.Option(
+            "--stream-every",
+            help="Seconds for which tokens are held back to be sent together; 0: none.",
+        ),
+    ] = _DEFAULTS.stream_every_s,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option("--allow-origin", help="Origin of a page that may call; may be repeated."),
@@ -100,6 +107,7 @@ def serve(
             max_body=max_body,
             timeout_s=timeout,
             grace_s=grace,
+            stream_every_s=stream_every,
             origins=tuple(allow_origin or ()),
         )
         _serve(model, draft, load_options(given), settings)

@@ -115,7 +115,8 @@ class Engine:
         prompt = request.prompt if request.cache_prompt else None
         sequence.slot, sequence.held = self._slots.take(prompt)
         self._active.append(sequence)
-        self.pacing.begin(sequence, len(self._active) if self._teacher.spares else 1)
+        texts = min(self._target.shape.n_seq, len(self._active) + len(self._queue))
+        self.pacing.begin(sequence, texts if self._teacher.spares else 1)
 
     def _fill(self, sequences: list[Sequence]) -> None:
         self._publish()

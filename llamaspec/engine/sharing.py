@@ -14,6 +14,7 @@ from llamaspec.engine.slots import NOTHING_HELD, Held, Slots
 from llamaspec.engine.store import Entry, Store, entry_size
 from llamaspec.engine.teacher import Teacher
 from llamaspec.errors import LlamaSpecError
+from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.context import TargetContext
 
 logger = logging.getLogger("llamaspec")
@@ -170,7 +171,7 @@ class Sharing:
         """The longest beginning of a prompt that is anywhere, in its own slot as long as nothing is
         decided about that.
         """
-        places: list[tuple[int | Entry, Held]] = [*self._texts()]
+        places: list[tuple[int | Entry, Held]] = [*self._texts(sequence.request.prompt)]
         places += [(entry, entry.held) for entry in self._store.entries()]
         found = [
             self._source(sequence, held, place)
@@ -197,21 +198,22 @@ class Sharing:
         assert self._teacher.drafter is not None
         return self._teacher.drafter.knows(place, length)
 
-    def _texts(self) -> Iterator[tuple[int, Held]]:
+    def _texts(self, prompt: IntArray) -> Iterator[tuple[int, Held]]:
         yield from self._slots.texts()
         for sequence in self._active:
-            if (held := self._held(sequence)) is not None:
+            if (held := self._held(sequence, prompt)) is not None:
                 yield sequence.slot, held
 
-    def _held(self, other: Sequence) -> Held | None:
-        """What the caches of a sequence hold for certain."""
+    def _held(self, other: Sequence, like: IntArray) -> Held | None:
+        """What the caches of a sequence hold for certain, as far as a prompt can be like it."""
         if other.held is not None or not other.certain or other.lost:
             return other.held
         prompt, length = other.request.prompt, other.n_past
         if self._target.length(other.slot) != length:
             return None
-        if length <= len(prompt):
-            return Held(prompt[:length], length)
+        begun = Held(prompt[:length], min(length, len(prompt)))
+        if length <= len(prompt) or begun.common(like) < len(prompt):
+            return begun
         new = np.array(other.text[len(prompt) : length], np.int32)
         return Held(np.concatenate([prompt, new]), len(prompt))
 

@@ -19,8 +19,11 @@ class Held:
     def common(self, prompt: IntArray) -> int:
         """How many tokens, from the first on, are a prompt's as well."""
         n = min(len(self.text), len(prompt))
-        differing = np.flatnonzero(self.text[:n] != prompt[:n])
-        return int(differing[0]) if len(differing) else n
+        if not n:
+            return 0
+        differs = self.text[:n] != prompt[:n]
+        first = int(differs.argmax())
+        return first if differs[first] else n
 
 
 NOTHING_HELD = Held(np.empty(0, np.int32), 0)

@@ -26,8 +26,11 @@ class Entry:
 
     def covers(self, held: Held, known: int) -> bool:
         """Whether a text is the beginning of this one, and nothing of it is known better."""
-        within = held.common(self.held.text) == len(held.text)
-        return within and held.prompt <= self.held.prompt and known <= self.known
+        if held.prompt > self.held.prompt or known > self.known:
+            return False
+        if len(held.text) > len(self.held.text):
+            return False
+        return held.common(self.held.text) == len(held.text)
 
 
 def entry_size(held: Held, target: int, draft: int) -> int:

@@ -87,6 +87,8 @@ class Crowd:
         """Whether a new text, one of so many, is better not drafted for at all: then its features
         need not be kept. Some are not spared, for tries.
         """
+        if self._hopeless(texts, depth=0):
+            return True
         lately, _ = self._rested
         if self._wait is None or self._patience < _SPARE or 4 * texts < 3 * lately:
             return False
@@ -134,6 +136,19 @@ class Crowd:
                     scene.blocks[i] = min(limits[i], width)
         return scene.blocks
 
+    def _hopeless(self, texts: int, depth: int) -> bool:
+        """Whether drafting would cost more than it could bring if everything were accepted."""
+        if not self.prices.drafts:
+            return False
+        plain = self._plain(texts, depth)
+        besides = self.prices.besides(texts, drafted=True)
+        spent = (
+            self.prices.draft(texts, texts * width, depth)
+            + self.prices.verify(texts * (1 + width), texts, depth)
+            for width in range(1, self.prices.width + 1)
+        )
+        return all(s + besides > (2 + n) * plain for n, s in enumerate(spent))
+
     def _rests(self, scene: Scene) -> bool:
         """Whether this is another round without a draft that nothing is reckoned for."""
         texts, rounds = self._rested
@@ -160,6 +175,9 @@ class Crowd:
 
     def _drafted(self, scene: Scene, free: list[Member], wanted: list[Member]) -> list[Member]:
         """The texts to draft for: those that are wanted, or half of all for a try, or none."""
+        if self._hopeless(scene.texts, scene.depth):
+            self._wait = self._wait or self._patience
+            return []
         none = self._none(scene)
         gain = (scene.plan.worth - none) / scene.texts
         # one text at its end makes one pass uneven, and says nothing of the next ones

@@ -17,7 +17,15 @@ from llamaspec.serve.metrics import Metrics
 from llamaspec.serve.problems import ApiError, problem_of
 from llamaspec.serve.served import Served
 from llamaspec.serve.settings import MAX_CHOICES
-from llamaspec.serve.streams import Event, GoneError, Job, Streams, complete, while_there
+from llamaspec.serve.streams import (
+    Event,
+    GoneError,
+    Job,
+    Single,
+    Streams,
+    complete,
+    while_there,
+)
 from llamaspec.serve.wording import Wording
 
 logger = logging.getLogger("llamaspec")
@@ -72,7 +80,9 @@ class Answers:
             for one in done:
                 self._metrics.observe(one)
             return JSONResponse(wording.reply(done))
-        streams = await Streams(self._served, jobs).__aenter__()
+        many = len(jobs) > 1
+        streams = Streams(self._served, jobs) if many else Single(self._served, jobs[0])
+        await streams.__aenter__()
         try:
             # what can be refused is refused before a stream says that all is well
             first = await streams.next(self._served.settings.keep_alive_s)
@@ -93,7 +103,7 @@ class Answers:
         return [(prompts[index // asked.n], asked.options(index)) for index in range(count)]
 
     async def _events(
-        self, streams: Streams, first: Event | None, asked: Asked, wording: Wording
+        self, streams: Streams | Single, first: Event | None, asked: Asked, wording: Wording
     ) -> AsyncIterator[bytes]:
         texts = wording.texts()
         done: dict[int, Completion] = {}
@@ -129,7 +139,9 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], streams: Streams, metrics: Metrics) -> None:
+    def __init__(
+        self, events: AsyncIterator[bytes], streams: Streams | Single, metrics: Metrics
+    ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events

@@ -54,6 +54,7 @@ def create_app(
     name: of the model in replies, where the settings give none.
     """
     settings = settings or ServeSettings()
+    session.stream_every_s = settings.stream_every_s
     served = Served(session, settings, settings.name or name)
     metrics = Metrics(session)
     answers, others = Answers(served, metrics), _Others(served, metrics)

@@ -63,11 +63,21 @@ def run(
         timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=int(max(1, settings.grace_s)),
         server_header=False,
+        proxy_headers=False,
         ws="none",
     )
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
-    with _quiet_end():
-        asyncio.run(_Server(config, ready).serve(sockets=[listener]))
+    with _quiet_end(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_Server(config, ready).serve(sockets=[listener]))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where there is one; asyncio's own serves as well, with more of the processor."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 class _Server(uvicorn.Server):

@@ -16,6 +16,8 @@ from llamaspec.text.prompt import Chat, Prompt
 
 _AT_ONCE = 2000
 """Characters of a text that is tokenised in less time than a thread takes to wake up."""
+_RENDERED_S = 0.005
+"""Within which a chat was rendered, for the next one not to need a thread."""
 
 
 class Served:
@@ -30,6 +32,8 @@ class Served:
         self.pieces = Pieces(session.vocab.piece)
         self._pieces: dict[int, bytes] = {}
         self._lock = threading.Lock()
+        self._quick = False
+        self._in_threads = 0
 
     @property
     def n_ctx(self) -> int:
@@ -53,9 +57,19 @@ class Served:
 
     async def tokenize(self, prompt: Prompt) -> IntArray:
         """Token ids [n] of a prompt. Raises OptionError."""
-        if isinstance(prompt, str) and len(prompt) < _AT_ONCE:
+        short = _length(prompt) < _AT_ONCE
+        # who is in a thread may hold what others would wait for
+        if short and not self._in_threads and (isinstance(prompt, str) or self._quick):
             return self.session.tokenize(prompt)
-        return await asyncio.to_thread(self.session.tokenize, prompt)
+        self._in_threads += 1
+        started = time.perf_counter()
+        try:
+            return await asyncio.to_thread(self.session.tokenize, prompt)
+        finally:
+            self._in_threads -= 1
+            if short:
+                # a template is a program, and what it takes is its own affair
+                self._quick = time.perf_counter() - started < _RENDERED_S
 
     async def tokenize_text(self, text: str, add_special: bool) -> list[int]:
         """Token ids of text, with what the model wants around a prompt or without. Raises
@@ -93,3 +107,12 @@ class Served:
                 raise OptionError(f"token id {token} lies outside the vocabulary of {size}")
         stream = StreamDetokenizer(Pieces(self.piece))
         return "".join(map(stream.push, tokens)) + stream.flush()
+
+
+def _length(prompt: Prompt) -> int:
+    """Characters of a prompt, at least; of one that says more than messages, too many to matter."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    if not isinstance(prompt, Chat) or prompt.tools or prompt.variables:
+        return _AT_ONCE
+    return sum(len(str(message.get("content", ""))) for message in prompt.messages)

@@ -9,6 +9,7 @@ from llamaspec.errors import OptionError
 DEFAULT_PORT = 8080
 DEFAULT_SEQUENCES = 4
 DEFAULT_QUEUE = 64
+_MOST_EVERY_S = 2.0
 MAX_CHOICES = 128
 """Texts of one request: prompts x n."""
 
@@ -22,7 +23,8 @@ class ServeSettings:
     temperature: of requests that name none. max_body: bytes of a request's body. timeout_s: most
     seconds of a request; a text that takes longer ends there. grace_s: what requests under way get
     to finish when the server is told to stop. keep_alive_s: silence in a stream after which a
-    comment is sent. origins: of pages elsewhere that browsers may let in, none by default.
+    comment is sent. stream_every_s: seconds for which tokens of a stream may be held back, to be
+    sent together. origins: of pages elsewhere that browsers may let in, none by default.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +36,7 @@ class ServeSettings:
     timeout_s: float = 600.0
     grace_s: float = 10.0
     keep_alive_s: float = 5.0
+    stream_every_s: float = 0.05
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -53,6 +56,10 @@ class ServeSettings:
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds > 0):
                 raise OptionError(f"{name} is {seconds}; it must be seconds above 0")
+        if not 0 <= self.stream_every_s <= _MOST_EVERY_S:
+            raise OptionError(
+                f"stream_every_s is {self.stream_every_s}; it must lie in 0 to {_MOST_EVERY_S:g}"
+            )
         if "*" in self.origins:
             raise OptionError(
                 "an origin of * lets every page in; name the origins, such as "

@@ -10,6 +10,7 @@ from llamaspec.completion import Completion, Piece
 from llamaspec.options import GenerateSettings
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.serve.served import Served
+from llamaspec.streams import AsyncStream
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -54,6 +55,53 @@ async def complete(served: Served, jobs: Sequence[Job]) -> list[Completion]:
                 return [await task for task in tasks]
     finally:
         deadline.close()
+
+
+class Single:
+    """As `Streams`, of one text: nobody stands between it and its reader."""
+
+    def __init__(self, served: Served, job: Job) -> None:
+        self._served = served
+        self._job = job
+        self._first: asyncio.Task[Piece] | None = None
+        self._begun = False
+
+    async def __aenter__(self) -> Self:
+        ids, options = self._job
+        self._deadline = Deadline(self._served.settings.timeout_s)
+        self._stream = self._served.session.astream(ids, cancel=self._deadline.cancel, **options)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._deadline.close()
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+        await self._stream.aclose()
+
+    async def next(self, seconds: float) -> Event | None:
+        """As `Streams.next`."""
+        if asyncio.get_running_loop().time() > self._deadline.last:
+            raise TimeoutError
+        try:
+            if not self._begun:
+                return await self._begin(seconds)
+            async with asyncio.timeout(seconds):
+                return 0, await anext(self._stream)
+        except TimeoutError:
+            return None
+        except StopAsyncIteration:
+            return 0, self._stream.completion
+
+    async def _begin(self, seconds: float) -> Event | None:
+        # a text that is being taken in must not be given up because it is silent
+        if self._first is None:
+            self._first = asyncio.ensure_future(_following(self._stream))
+        await asyncio.wait({self._first}, timeout=seconds)
+        if not self._first.done():
+            return None
+        self._begun = True
+        return 0, self._first.result()
 
 
 class Streams:
@@ -110,6 +158,14 @@ class Streams:
                 await stream.aclose()
         except Exception as error:
             await self._events.put((index, error))
+
+
+async def _following(stream: AsyncStream) -> Piece:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        # a task cannot end with that
+        return Piece("", ())
 
 
 class _Group:
