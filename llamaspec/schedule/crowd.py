@@ -25,9 +25,18 @@ _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _NAP, _LONGEST_NAP, _KNOWN = 16, 128, 12
 _WASTE = 0.7
 """A text whose proposals bring less than this part of what they cost is left out for a while."""
-_SPARE, _SPARED_OF = 128, 8
-"""Rounds between tries from which on new texts are spared the draft, but for one of so many."""
+_READY = 0.12
+"""Tokens a text's round that drafting has to promise for new texts to be made ready for it, which
+costs some per cent: the target publishes features, the draft takes in those of their prompts.
+Twice that of a draft that nothing is known of; half of it for two texts.
+"""
+_ASKED, _SPARED = 2, 94
+"""Of so many texts one after another the features are kept all the same, then of so many not."""
 _RESTS = 4
+_TRIAL, _GOOD = 48, 1.02
+"""Rounds after which drafting has to have brought more than it cost, and by how much more a stretch
+of it must have brought to count as a good one.
+"""
 """Rounds without a draft after which it is reckoned again whether one would pay."""
 _LOOK = 48
 """Rounds with narrower blocks before some whole ones show what is beyond them."""
@@ -48,6 +57,25 @@ class Going:
         step = 1 / max(self.rounds, 8)
         self.tokens += step * (tokens - self.tokens)
         self.seconds += step * (seconds - self.seconds)
+
+
+@dataclass
+class Stretch:
+    """Rounds in a row that were drafted for, in units of plain decoding."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rounds: int = 0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+        self.rounds += 1
+
+    @property
+    def gain(self) -> float:
+        """What it brought, of what plain decoding brings in that time."""
+        return self.tokens / self.seconds if self.rounds else 0.0
 
 
 @dataclass
@@ -72,6 +100,7 @@ class Crowd:
     _looked: int = field(default=0, repr=False)
     _turn: int = field(default=0, repr=False)
     _worse: int = field(default=0, repr=False)
+    _stretch: Stretch = field(default_factory=Stretch, repr=False)
     _rested: tuple[int, int] = field(default=(0, 0), repr=False)
     _begun: int = field(default=0, repr=False)
 
@@ -87,13 +116,19 @@ class Crowd:
         """Whether a new text, one of so many, is better not drafted for at all: then its features
         need not be kept. Some are not spared, for tries.
         """
+        if not self.prices.drafts:
+            return False
         if self._hopeless(texts, depth=0):
             return True
-        lately, _ = self._rested
-        if self._wait is None or self._patience < _SPARE or 4 * texts < 3 * lately:
+        rate = texts / self._plain(texts, 0)
+        scene = Scene([self._common] * texts, [0] * texts, 0, rate)
+        least = _READY * texts * (1 + _ROUNDS / (_ROUNDS + self._common.seen))
+        least *= min(1.0, texts / 4)
+        if self._best(scene, [self._common] * texts).worth > least:
             return False
         self._begun += 1
-        return self._begun % _SPARED_OF != 0
+        # together, as the target publishes features for all or for none
+        return (self._begun - 1) % (_ASKED + _SPARED) >= _ASKED
 
     def rate(self, texts: int, depth: int) -> float:
         """The going rate: tokens a second of all, that of plain decoding at least."""
@@ -185,9 +220,11 @@ class Crowd:
         if self._wait is None and self._worse:
             if self._worse < _SURE:
                 return []
-            self._wait = self._patience
+            self._park()
+        elif self._wait is None and self._stretch.rounds >= _TRIAL and self._stretch.gain < 1:
+            self._park()
         elif self._wait is not None and gain > _DEAR:
-            self._wait, self._patience = None, max(_FIRST_WAIT, self._patience // 2)
+            self._wait, self._stretch = None, Stretch()
             self._narrow = _LOOK
         if self._wait is None:
             return wanted
@@ -200,6 +237,14 @@ class Crowd:
         # where most texts are spared a try costs little
         self._wait = max(_FIRST_WAIT, self._patience * len(free) // scene.texts)
         return scene.tries
+
+    def _park(self) -> None:
+        """Draft no longer. What brought nothing, whatever was expected of it, is not begun again
+        soon.
+        """
+        good = self._stretch.gain > _GOOD
+        self._patience = _FIRST_WAIT if good else min(_LONGEST_WAIT, 2 * self._patience)
+        self._wait = self._patience
 
     def _looks(self, scene: Scene, chosen: list[Member]) -> list[Member]:
         """Those of them whose block is to be a whole one, to see what is beyond narrower ones."""
@@ -345,7 +390,7 @@ class Crowd:
         texts = sum(m is not None for m in scene.members)
         spent = self.prices.draft(texts, texts * width, scene.depth)
         if brings * texts / count > rate * spent:
-            self._patience = self._wait = _FIRST_WAIT
+            self._wait = _FIRST_WAIT
             for m in scene.members:
                 # the others have not been seen for long
                 if m is not None and not any(m is t for t in scene.tries):
@@ -388,3 +433,5 @@ class Crowd:
         going = self._going.setdefault(scene.texts.bit_length(), Going())
         plain = self._plain(scene.texts, scene.depth)
         going.add(scene.tokens / scene.learnt, seconds / plain)
+        if self._wait is None and any(scene.blocks):
+            self._stretch.add(scene.tokens / scene.learnt, seconds / plain)

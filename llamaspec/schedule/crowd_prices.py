@@ -15,7 +15,7 @@ import numpy as np
 from llamaspec.errors import OptionError
 from llamaspec.schedule import files
 from llamaspec.schedule.cost import CostCurve, Surface, surface_of
-from llamaspec.schedule.prices import STEP
+from llamaspec.schedule.prices import STEP, Besides
 
 _MANY = "many"
 _LEARN, _LEARN_OWN = 0.02, 0.015
@@ -97,7 +97,7 @@ class CrowdPrices:
         self._wide = _Bend((0.0, 1.0, 3.0, max(4.0, self.width)))
         self._block = _Bend((1.0, max(2.0, self.width)))
         self._ragged = self.many.ragged if self.many else _RAGGED
-        self._besides = [0.0, 0.0]
+        self._besides = Besides()
 
     @property
     def drafts(self) -> bool:
@@ -143,7 +143,7 @@ class CrowdPrices:
 
     def besides(self, texts: int, *, drafted: bool) -> float:
         """What a round of so many texts takes beside passes; 0 where it was never seen."""
-        return texts * self._besides[drafted]
+        return texts * self._besides.at(drafted=drafted)
 
     def observe(
         self, rows: int, texts: int, depth: int, seconds: float, *, even: bool = True
@@ -167,8 +167,7 @@ class CrowdPrices:
     def observe_besides(self, seconds: float, texts: int, *, drafted: bool) -> None:
         """Likewise of what a round took beside passes."""
         if not self.pinned:
-            known, seconds = self._besides[drafted], seconds / texts
-            self._besides[drafted] += _LEARN * (min(seconds, 2 * known or seconds) - known)
+            self._besides.see(seconds / texts, drafted=drafted)
 
     def _off(self, seconds: float, expected: float) -> float:
         if self.pinned or seconds <= 0 or expected <= 0:

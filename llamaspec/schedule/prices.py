@@ -9,6 +9,28 @@ STEP = 256
 _LEARN, _LEARN_OWN = 0.02, 0.01
 
 
+class Besides:
+    """What rounds take beside passes, those that draft and the others: a mean at first, which then
+    follows slowly. One that was held up counts as twice the usual at most.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = [0.0, 0.0]
+        self._seen = [0, 0]
+
+    def at(self, *, drafted: bool) -> float:
+        """Seconds, 0 where none was seen."""
+        return self._seconds[drafted]
+
+    def see(self, seconds: float, *, drafted: bool) -> None:
+        """Take in a round."""
+        known, seen = self._seconds[drafted], self._seen[drafted]
+        if seen:
+            seconds = min(seconds, 2 * known)
+        self._seconds[drafted] += max(_LEARN, 1 / (seen + 1)) * (seconds - known)
+        self._seen[drafted] += 1
+
+
 @dataclass
 class Prices:
     """Seconds of passes. rows: the most of a target pass. width: the most proposals of a block.
@@ -27,7 +49,7 @@ class Prices:
         # and while one kind is not seen the others tell; the rest is a kind's own: plain passes
         # find the caches as the one before left them, others as a draft did
         self._speed = self._single = self._several = self._block = 1.0
-        self._besides = [0.0, 0.0]
+        self._besides = Besides()
 
     def plain(self, depth: int) -> float:
         """A target pass over one row, after others like it."""
@@ -56,13 +78,12 @@ class Prices:
 
     def besides(self, *, drafted: bool) -> float:
         """What a round takes beside passes; 0 where it was never seen."""
-        return self._besides[drafted]
+        return self._besides.at(drafted=drafted)
 
     def observe_besides(self, seconds: float, *, drafted: bool) -> None:
         """Take in what a round took beside passes. One that was held up counts little."""
         if not self.pinned:
-            known = self._besides[drafted]
-            self._besides[drafted] += _LEARN * (min(seconds, 2 * known or seconds) - known)
+            self._besides.see(seconds, drafted=drafted)
 
     def _table(self, depth: int) -> list[float]:
         column = depth // STEP

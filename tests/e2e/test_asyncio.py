@@ -49,6 +49,22 @@ async def read(session: Session, number: int, **options: Any) -> Completion:  # 
     return stream.completion
 
 
+def test_pieces_that_are_held_back_are_the_same_text_in_fewer() -> None:
+    async def pieces(session: Session) -> tuple[list[int], Completion]:
+        stream = session.astream(TEXTS[0], max_tokens=TOKENS, draft_max=0)
+        counts = [len(piece.token_ids) async for piece in stream]
+        return counts, stream.completion
+
+    with loaded() as session:
+        each, expected = asyncio.run(pieces(session))
+        assert len(each) > 2
+        session.stream_every_s = 1000.0
+        held, done = asyncio.run(pieces(session))
+        # the first comes at once, and the rest with the end
+        assert held == [1, len(done.token_ids) - 1]
+        assert done.token_ids == expected.token_ids
+
+
 def test_texts_of_many_tasks_are_those_of_single_calls() -> None:
     with loaded() as session:
         alone = [session.generate(text, max_tokens=TOKENS) for text in TEXTS]

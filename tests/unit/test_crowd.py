@@ -5,8 +5,9 @@ of every shape of cost.
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from statistics import fmean, harmonic_mean
 from typing import Literal
 
@@ -18,9 +19,12 @@ from llamaspec.schedule.crowd import Crowd
 from llamaspec.schedule.crowd_prices import CrowdCurve, CrowdPrices
 from llamaspec.schedule.member import Member
 from llamaspec.schedule.pace import Offer
+from llamaspec.schedule.prices import Besides
 
 WIDTH = 7
 RAGGED = 1.15
+READY = 0.04
+"""Of a plain pass, what a round pays for features of texts that may be drafted for."""
 BASE, EACH = 0.1, 0.01
 COSTS: dict[str, Callable[[float], float]] = {
     "flat": lambda rows: 1 + 0.002 * rows,
@@ -131,6 +135,8 @@ def serve(
         chosen = chooser.widths(offers) if any(blocks) else [0] * texts
         rounds, drafted = rounds + 1, drafted + any(blocks)
         seconds += spent(chooser.prices, cost, blocks, chosen)
+        ready = sum(not slot.spared for slot in slots) / texts
+        seconds += ready * readiness(cost, texts)
         for i, slot in enumerate(slots):
             width = chosen[i]
             accepted = min(outcomes[i][1], width)
@@ -164,7 +170,13 @@ def fixed(cost: str, texts: int, drafts: str, width: int) -> float:
     # texts are equally long, so that worse ones have more rounds
     tokens = harmonic_mean([fmean(1 + min(n, width) for n in blocks) for blocks in both])
     same = [width] * texts
-    return texts * tokens / spent(prices(cost, texts), cost, same, same)
+    seconds = spent(prices(cost, texts), cost, same, same)
+    return texts * tokens / (seconds + (readiness(cost, texts) if width else 0.0))
+
+
+def readiness(cost: str, texts: int) -> float:
+    """Seconds of a round that features cost; a text that is alone has them in any case."""
+    return READY * COSTS[cost](texts) if texts > 1 else 0.0
 
 
 @pytest.mark.parametrize("texts", [1, 4, 8, 32])
@@ -200,7 +212,7 @@ def test_good_and_useless_texts_side_by_side_are_told_apart() -> None:
 def test_a_useless_draft_is_asked_seldom_and_a_better_one_noticed() -> None:
     chooser = crowd("flat", 8)
     assert serve("flat", 8, "useless", tokens=8000, chooser=chooser).drafted < 0.05
-    better = serve("flat", 8, "good", tokens=12_000, chooser=chooser)
+    better = serve("flat", 8, "good", tokens=40_000, chooser=chooser)
     assert better.drafted > 0.5
     assert better.rate > 1.6 * fixed("flat", 8, "good", 0)
 
@@ -338,3 +350,44 @@ def test_a_curve_of_many_texts_survives_json() -> None:
     many = prices("steep", 8).many
     assert many is not None
     assert CrowdCurve.of_json(many.as_json()) == many
+
+
+def test_what_could_never_pay_is_never_tried() -> None:
+    """With passes that cost their rows, and a draft as dear as a pass, nothing pays at 8 texts."""
+    chooser = crowd("steep", 8)
+    assert all(chooser.spares(8) for _ in range(200))
+    for _ in range(600):
+        members = [chooser.begin() for _ in range(8)]
+        assert chooser.plan(members, [WIDTH] * 8, 0) == [0] * 8
+        for member in members:
+            chooser.learn(member, 0, 1)
+
+
+def test_texts_are_spared_where_a_draft_promises_little_but_for_some_together() -> None:
+    chooser = crowd("linear", 8)
+    serve("linear", 8, "useless", tokens=4000, chooser=chooser)
+    spared = [chooser.spares(8) for _ in range(400)]
+    kept = [i for i, is_spared in enumerate(spared) if not is_spared]
+    assert 0 < len(kept) <= 12
+    assert any(b == a + 1 for a, b in pairwise(kept))
+    good = crowd("flat", 8)
+    serve("flat", 8, "good", tokens=4000, chooser=good)
+    assert not any(good.spares(8) for _ in range(400))
+
+
+def test_a_crowd_without_a_draft_spares_nothing() -> None:
+    chooser = crowd("flat", 4)
+    chooser.prices.curve = replace(chooser.prices.curve, draft=None)
+    assert not chooser.spares(4)
+
+
+def test_what_rounds_take_beside_passes_is_known_after_a_few() -> None:
+    found = Besides()
+    assert found.at(drafted=True) == 0.0
+    for seconds in (0.004, 0.002, 0.002, 0.5, 0.002, 0.002, 0.002, 0.002):
+        found.see(seconds, drafted=True)
+    assert 0.0015 < found.at(drafted=True) < 0.003
+    assert found.at(drafted=False) == 0.0
+    for _ in range(400):
+        found.see(0.001, drafted=True)
+    assert 0.001 <= found.at(drafted=True) < 0.0011
