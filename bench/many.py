@@ -5,7 +5,8 @@
 Arms: `plain`, `auto`, `@N` (N proposals of every text), `full` (whole blocks), a number such as
 `0.6` (a confidence threshold); `server` (llama-server without a draft), `server@N` (with it, n_max
 N). All get the same prompts in the same order, as many at once as the concurrency says; the clock
-runs from the first request to the last answer, prompts included. Prompt caches are off.
+runs from the first request to the last answer, prompts included. Prompt caches are off. With
+--synth-rates proposals are accepted by chance, for pairs of true shape and random weights.
 """
 
 import hashlib
@@ -26,6 +27,7 @@ from llamaspec.bench.arms import ArmSpec, Ready
 from llamaspec.bench.figures import bootstrap
 from llamaspec.bench.ours import without_end
 from llamaspec.bench.peers import ServerArm, Tools, server
+from llamaspec.bench.synthetic import ScriptedAcceptance, for_width, read_rates
 from llamaspec.bench.workloads import Prompt, read
 from llamaspec.errors import OptionError
 from llamaspec.options import GenerateSettings, LoadOptions
@@ -39,7 +41,9 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms share. concurrency: texts at once."""
+    """What all arms share. concurrency: texts at once. rates: of synthetic acceptance, None for the
+    target's word.
+    """
 
     target: Path
     draft: Path
@@ -47,6 +51,7 @@ class Setting:
     max_tokens: int
     concurrency: int
     tools: Path
+    rates: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,16 @@ class OurMany:
         elif arm != "auto":
             options = replace(options, schedule="full" if arm == "full" else float(arm))
         self._session = load(setting.target, setting.draft, options=options)
+        self._script: ScriptedAcceptance | None = None
+        if setting.rates is not None and arm != "plain":
+            rates = for_width(setting.rates, self._session.draft_limit, arm)
+            self._script = ScriptedAcceptance(rates, self._session.vocab.ends)
+            self._session._pair.engine.accept = self._script
 
     def run(self, prompts: list[Ready]) -> tuple[list[Ids], dict[str, float]]:
         """Complete all prompts; return their ids and our figures."""
+        if self._script is not None:
+            self._script.seed(0)
         done = self._session.generate_batch([p.ids for p in prompts], **self._settings)
         rounds = sum(one.stats.rounds for one in done)
         drafted = sum(one.stats.drafted for one in done)
@@ -134,7 +146,9 @@ def opened(setting: Setting, arm: str, stack: ExitStack) -> OurMany | Theirs:
     tools = Tools(setting.tools, setting.target, options, n_ctx, kinds, slots=setting.concurrency)
     spec = ArmSpec(arm, "server", "draft" if width else "none", width or None)
     draft = setting.draft if width else None
-    peer = stack.enter_context(server(tools, spec, draft, frozenset(), None, width))
+    with load(setting.target) as session:
+        ends = frozenset(session.vocab.ends) if setting.rates is not None else frozenset()
+    peer = stack.enter_context(server(tools, spec, draft, ends, setting.rates, width))
     return Theirs(peer, setting)
 
 
@@ -220,6 +234,9 @@ def main(
     max_tokens: Annotated[int, typer.Option("-n", help="Most tokens of a text.")] = 96,
     context: Annotated[int, typer.Option("-c", help="Positions of a text.")] = 512,
     threads: Annotated[int, typer.Option("-t", help="0: physical cores.")] = 0,
+    synth_rates: Annotated[
+        str | None, typer.Option("--synth-rates", help="As in `llamaspec bench run`.")
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Our arms in exact mode.")] = False,
     tools: Annotated[Path, typer.Option("--tools", help="Folder of llama-server.")] = TOOLS,
     output: Annotated[Path | None, typer.Option("--json", help="Also write the runs.")] = None,
@@ -228,12 +245,13 @@ def main(
     target = Path(model) if model else demo.target_path()
     drafter = Path(draft) if draft else demo.draft_path()
     options = LoadOptions(threads=threads, context=context, exact=exact)
+    rates = None if synth_rates is None else read_rates(synth_rates)
     with load(target) as session:
         asked = ready(session, target, read(prompts, per_category))
     names = [name.strip() for name in arms.split(",")]
     runs: list[Ran] = []
     for count in map(int, concurrency.split(",")):
-        setting = Setting(target, drafter, options, max_tokens, count, tools)
+        setting = Setting(target, drafter, options, max_tokens, count, tools, rates)
         for run in measure(setting, list(names), asked, repeats):
             runs.append(run)
             print(f"{run.concurrency:4} {run.arm:<10} {run.rate:8.0f} tokens/s", flush=True)
