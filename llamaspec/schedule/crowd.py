@@ -11,12 +11,12 @@ from itertools import accumulate
 
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.crowd_prices import CrowdPrices
+from llamaspec.schedule.going import ROUNDS, Going, Stretch
 from llamaspec.schedule.member import SMOOTH, TRIED, Member, Survivors
 from llamaspec.schedule.pace import Offer
-from llamaspec.schedule.scene import Plan, Scene, SharedPass
+from llamaspec.schedule.scene import Scene, SharedPass
+from llamaspec.schedule.worths import Worths
 
-_ROUNDS = 50
-"""Rounds that the going rate is of."""
 _CLEAR, _DEAR = 0.01, 0.04
 """Tokens a text by which not drafting has to be better, and drafting where nothing is drafted."""
 _SURE = 3
@@ -40,42 +40,6 @@ of it must have brought to count as a good one.
 """Rounds without a draft after which it is reckoned again whether one would pay."""
 _LOOK = 48
 """Rounds with narrower blocks before some whole ones show what is beyond them."""
-
-
-@dataclass
-class Going:
-    """The going rate of so many texts, in units of plain decoding: tokens a text's round, and its
-    seconds.
-    """
-
-    tokens: float = 1.0
-    seconds: float = 1.0
-    rounds: int = 0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        self.rounds = min(self.rounds + 1, _ROUNDS)
-        step = 1 / max(self.rounds, 8)
-        self.tokens += step * (tokens - self.tokens)
-        self.seconds += step * (seconds - self.seconds)
-
-
-@dataclass
-class Stretch:
-    """Rounds in a row that were drafted for, in units of plain decoding."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    rounds: int = 0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
-        self.rounds += 1
-
-    @property
-    def gain(self) -> float:
-        """What it brought, of what plain decoding brings in that time."""
-        return self.tokens / self.seconds if self.rounds else 0.0
 
 
 @dataclass
@@ -108,6 +72,10 @@ class Crowd:
         self._common = Member.hopeful(self.prices.width)
         self._survivors = Survivors(self.prices.width)
 
+    @property
+    def _worths(self) -> Worths:
+        return Worths(self.prices, self.levels)
+
     def begin(self) -> Member:
         """A new text: it starts from what was usual lately."""
         return self._common.like()
@@ -118,13 +86,13 @@ class Crowd:
         """
         if not self.prices.drafts:
             return False
-        if self._hopeless(texts, depth=0):
+        if self._worths.hopeless(texts, depth=0):
             return True
-        rate = texts / self._plain(texts, 0)
+        rate = texts / self._worths.plain(texts, 0)
         scene = Scene([self._common] * texts, [0] * texts, 0, rate)
-        least = _READY * texts * (1 + _ROUNDS / (_ROUNDS + self._common.seen))
+        least = _READY * texts * (1 + ROUNDS / (ROUNDS + self._common.seen))
         least *= min(1.0, texts / 4)
-        if self._best(scene, [self._common] * texts).worth > least:
+        if self._worths.best(scene, [self._common] * texts).worth > least:
             return False
         self._begun += 1
         # together, as the target publishes features for all or for none
@@ -133,7 +101,7 @@ class Crowd:
     def rate(self, texts: int, depth: int) -> float:
         """The going rate: tokens a second of all, that of plain decoding at least."""
         going = self._going.get(texts.bit_length(), Going())
-        return max(1.0, going.tokens / going.seconds) * texts / self._plain(texts, depth)
+        return max(1.0, going.tokens / going.seconds) * texts / self._worths.plain(texts, depth)
 
     def plan(
         self, members: Sequence[Member | None], limits: Sequence[int], depth: int
@@ -171,19 +139,6 @@ class Crowd:
                     scene.blocks[i] = min(limits[i], width)
         return scene.blocks
 
-    def _hopeless(self, texts: int, depth: int) -> bool:
-        """Whether drafting would cost more than it could bring if everything were accepted."""
-        if not self.prices.drafts:
-            return False
-        plain = self._plain(texts, depth)
-        besides = self.prices.besides(texts, drafted=True)
-        spent = (
-            self.prices.draft(texts, texts * width, depth)
-            + self.prices.verify(texts * (1 + width), texts, depth)
-            for width in range(1, self.prices.width + 1)
-        )
-        return all(s + besides > (2 + n) * plain for n, s in enumerate(spent))
-
     def _rests(self, scene: Scene) -> bool:
         """Whether this is another round without a draft that nothing is reckoned for."""
         texts, rounds = self._rested
@@ -198,11 +153,11 @@ class Crowd:
         """The texts to draft for if for any: those that are awake, unless all together are better,
         as equal widths are.
         """
-        scene.plan = self._best(scene, free)
+        scene.plan = self._worths.best(scene, free)
         awake = [m for m in free if m.nap is None]
         if not awake or len(awake) == len(free):
             return free
-        some = self._best(scene, awake)
+        some = self._worths.best(scene, awake)
         if some.worth <= scene.plan.worth:
             return free
         scene.plan = some
@@ -210,10 +165,10 @@ class Crowd:
 
     def _drafted(self, scene: Scene, free: list[Member], wanted: list[Member]) -> list[Member]:
         """The texts to draft for: those that are wanted, or half of all for a try, or none."""
-        if self._hopeless(scene.texts, scene.depth):
+        if self._worths.hopeless(scene.texts, scene.depth):
             self._wait = self._wait or self._patience
             return []
-        none = self._none(scene)
+        none = self._worths.none(scene)
         gain = (scene.plan.worth - none) / scene.texts
         # one text at its end makes one pass uneven, and says nothing of the next ones
         self._worse = self._worse + 1 if gain < -_CLEAR else 0
@@ -258,48 +213,6 @@ class Crowd:
         self._narrow, self._looked = 0, scene.plan.width
         self._turn += 1
         return chosen[self._turn % 4 :: 4] or chosen[:1]
-
-    def _best(self, scene: Scene, awake: list[Member]) -> Plan:
-        """The best way to draft for some texts, whether it is better than none or not."""
-        count, best = len(awake), None
-        for width in range(1, self.prices.width + 1):
-            spent = self._drafting(scene, count, count * width)
-            given = sum(m.given[width] for m in awake)
-            ways = [(True, given, count * width)]
-            if not self.levels:
-                chosen = sum(m.chosen[width] for m in awake)
-                ways.append((False, chosen, round(sum(m.rows[width] for m in awake))))
-            for even, tokens, rows in ways:
-                alike = even and count == scene.texts
-                worth = self._worth(scene, tokens, rows, spent, even=alike)
-                if best is None or worth > best.worth:
-                    best = Plan(width, even, worth)
-        assert best is not None
-        return best
-
-    def _none(self, scene: Scene) -> float:
-        return self._worth(scene, 0.0, 0, self._drafting(scene, 0, 0), even=not scene.told)
-
-    def _worth(self, scene: Scene, tokens: float, rows: int, spent: float, *, even: bool) -> float:
-        """Of a round with so many tokens more than one a text, so many rows more, and the seconds
-        of drafting.
-        """
-        texts, depth = scene.texts, scene.depth
-        rows = min(texts + scene.told + rows, texts * (1 + self.prices.width))
-        seconds = spent + self.prices.verify(rows, texts, depth, even=even)
-        return texts + tokens - scene.rate * seconds
-
-    def _drafting(self, scene: Scene, count: int, proposals: int) -> float:
-        """Seconds beside the target's pass, with so many blocks of so many proposals in all."""
-        told = sum(
-            block > 0 and m is None for block, m in zip(scene.blocks, scene.members, strict=True)
-        )
-        drafted = self.prices.draft(count + told, proposals + scene.told, scene.depth)
-        return drafted + self.prices.besides(scene.texts, drafted=count + told > 0)
-
-    def _plain(self, texts: int, depth: int) -> float:
-        besides = self.prices.besides(texts, drafted=False)
-        return self.prices.verify(texts, texts, depth) + besides
 
     def _nap(self, free: list[Member]) -> None:
         for m in free:
@@ -431,7 +344,7 @@ class Crowd:
             return
         seconds = scene.seconds or self._seconds(scene, [0] * scene.texts)
         going = self._going.setdefault(scene.texts.bit_length(), Going())
-        plain = self._plain(scene.texts, scene.depth)
+        plain = self._worths.plain(scene.texts, scene.depth)
         going.add(scene.tokens / scene.learnt, seconds / plain)
         if self._wait is None and any(scene.blocks):
             self._stretch.add(scene.tokens / scene.learnt, seconds / plain)
