@@ -153,7 +153,9 @@ def opened(setting: Setting, arm: str, stack: ExitStack) -> OurMany | Theirs:
 
 
 def ready(session: Session, target: Path, prompts: list[Prompt]) -> list[Ready]:
-    """The prompts in the target's chat template."""
+    """The prompts in the target's chat template, or as they are where there is none."""
+    if not session.has_chat_template:
+        return [Ready(n, session.tokenize(p.text), p.text) for n, p in enumerate(prompts)]
     with GGUFFile.open(target) as file:
         template = ChatTemplate.from_gguf(file)
     found = []
