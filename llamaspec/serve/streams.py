@@ -69,7 +69,12 @@ class Single:
     async def __aenter__(self) -> Self:
         ids, options = self._job
         self._deadline = Deadline(self._served.settings.timeout_s)
-        self._stream = self._served.session.astream(ids, cancel=self._deadline.cancel, **options)
+        try:
+            cancel = self._deadline.cancel
+            self._stream = self._served.session.astream(ids, cancel=cancel, **options)
+        except BaseException:
+            self._deadline.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
