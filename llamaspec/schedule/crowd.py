@@ -33,11 +33,11 @@ Twice that of a draft that nothing is known of; half of it for two texts.
 _ASKED, _SPARED = 2, 94
 """Of so many texts one after another the features are kept all the same, then of so many not."""
 _RESTS = 4
+"""Rounds without a draft after which it is reckoned again whether one would pay."""
 _TRIAL, _GOOD = 48, 1.02
 """Rounds after which drafting has to have brought more than it cost, and by how much more a stretch
 of it must have brought to count as a good one.
 """
-"""Rounds without a draft after which it is reckoned again whether one would pay."""
 _LOOK = 48
 """Rounds with narrower blocks before some whole ones show what is beyond them."""
 

@@ -36,6 +36,11 @@ class Deadline:
         self.last = loop.time() + seconds + _LATE_S
         self._timer = loop.call_later(seconds, self.cancel.set)
 
+    def check(self) -> None:
+        """Raises TimeoutError for a text that is to be given up."""
+        if asyncio.get_running_loop().time() > self.last:
+            raise TimeoutError
+
     def close(self) -> None:
         """Let go of the timer, and end what still runs."""
         self._timer.cancel()
@@ -86,8 +91,7 @@ class Single:
 
     async def next(self, seconds: float) -> Event | None:
         """As `Streams.next`."""
-        if asyncio.get_running_loop().time() > self._deadline.last:
-            raise TimeoutError
+        self._deadline.check()
         try:
             if not self._begun:
                 return await self._begin(seconds)
@@ -141,8 +145,7 @@ class Streams:
         """What comes next: a piece of text `index`, or the whole when it is over; None where
         nothing came in time. Raises what a text failed with.
         """
-        if asyncio.get_running_loop().time() > self._deadline.last:
-            raise TimeoutError
+        self._deadline.check()
         try:
             async with asyncio.timeout(seconds):
                 index, found = await self._events.get()
