@@ -22,6 +22,7 @@ from llamaspec.planning import Drafting, Planned, draft_side, plan_sizes, target
 from llamaspec.runtime import backend, remote
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.backend import Device
+from llamaspec.runtime.chain import Chain
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -246,7 +247,7 @@ def _check_roll_back(context: TargetContext, proposals: int) -> None:
 
 def _layout(draft: FileDescription, options: LoadOptions) -> BlockLayout:
     described = _described(draft)
-    selector = described.selector if options.head == "graph" else None
+    selector = described.selector if options.head != "python" else None
     return BlockLayout(
         proposals=described.proposals,
         first=described.first_row,
@@ -285,15 +286,32 @@ def _drafter(
     side = draft_side(target.shape, drafting.described, drafting.layout, options)
     target.set_taps(side.taps)
     context = DraftContext.create(model, side.shape, target)
+    chain = _chain(model, drafting.layout, options)
     context.configure(
         feature_width=target.feature_width,
         causal=side.causal,
-        confidence=side.confidence,
+        confidence=side.confidence and chain is None,
         lattice=side.lattice,
-        base=side.base,
+        base=side.base or chain is not None,
+        chain=chain,
     )
     head = _python_head(model.path) if side.base else None
     return BlockDrafter(context, drafting.layout, head)
+
+
+def _chain(model: Model, layout: BlockLayout, options: LoadOptions) -> Chain | None:
+    if options.head not in ("auto", "native"):
+        return None
+    sizes = layout.vocabulary, layout.first, options.n_threads
+    chain = Chain.create(model, layout.d2t, *sizes)
+    if isinstance(chain, Chain):
+        return chain
+    if options.head == "native":
+        raise OptionError(
+            f"{model.path.name}: head is 'native', and {chain}; take 'auto' or 'graph'"
+        )
+    logger.debug("the head runs in the graph: %s", chain)
+    return None
 
 
 def _d2t(path: Path) -> IntArray | None:

@@ -14,7 +14,7 @@ from llamaspec.errors import OptionError
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
-Head = Literal["graph", "python"]
+Head = Literal["auto", "graph", "native", "python"]
 Schedule = Literal["auto", "full"] | float
 SplitMode = Literal["layer", "none", "row", "tensor"]
 Acceptance = Literal["match", "residual", "block"]
@@ -118,8 +118,11 @@ class LoadOptions:
     most 4096.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, negative for all. threads: 0 for the
     physical cores.
-    cache_type: type of the KV caches. head: where the Markov head runs. max_sequences: how many
-    texts at once. queue: how many more may wait for a place.
+    cache_type: type of the KV caches. max_sequences: how many texts at once. queue: how many more
+    may wait for a place.
+    head: where the Markov head runs: "native" is llamaspec's own code on the CPU, which reads a
+    vanilla head's weights in host memory; "auto" is that where it can be, and the draft's graph
+    otherwise.
     device, device_draft: names of devices as doctor lists them, separated by commas, or "cpu"; None
     for all. split_mode: how the target is divided among several.
     rpc: llama.cpp's RPC servers, HOST:PORT separated by commas, that compute the target's layers.
@@ -144,7 +147,7 @@ class LoadOptions:
     batch: int = DEFAULT_BATCH
     flash_attention: FlashAttention = "auto"
     cache_type: CacheType = "f16"
-    head: Head = "graph"
+    head: Head = "auto"
     max_sequences: int = 1
     queue: int = DEFAULT_QUEUE
     device: str | None = None

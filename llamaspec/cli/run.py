@@ -144,8 +144,9 @@ def run(
     ] = False,
     threads: Annotated[int, typer.Option("-t", "--threads", help="0: the physical cores.")] = 0,
     head: Annotated[
-        str, typer.Option("--head", help="Where the Markov head runs: graph or python.")
-    ] = "graph",
+        str,
+        typer.Option("--head", help="Where the Markov head runs: auto, native, graph or python."),
+    ] = "auto",
     chat: Annotated[
         bool | None,
         typer.Option(

@@ -1,4 +1,5 @@
 // C linkage over what llama.cpp exports as C++, and reductions over its output rows. No exception crosses.
+#include "chain.h"
 #include "guard.h"
 
 #include "ggml-backend.h"
@@ -11,10 +12,6 @@
 #include <memory>
 #include <string>
 #include <vector>
-
-extern "C" {
-#include "shim.h"
-}
 
 thread_local std::string ls_reason;
 
@@ -351,13 +348,13 @@ int ls_decode_run(llama_context * ctx, ls_batch * batch, int n, double seconds, 
     });
 }
 
-int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, float * confidence) {
+int ls_decode_block(llama_context * ctx, ls_batch * batch, ls_chain * chain, int n_rows, int32_t * ids, float * confidence) {
     return guarded(-1001, [&] {
         int rc = decode(ctx, batch);
         if (rc == 0) {
-            rc = choose(ctx, n_rows, ids);
+            rc = chain ? chain_blocks(chain, ctx, batch, nullptr, ids, confidence) : choose(ctx, n_rows, ids);
         }
-        if (rc == 0 && confidence) {
+        if (rc == 0 && confidence && !chain) {
             rc = read_confidence(ctx, n_rows, confidence);
         }
         drop_blocks(ctx, batch);
@@ -365,10 +362,18 @@ int ls_decode_block(llama_context * ctx, ls_batch * batch, int n_rows, int32_t *
     });
 }
 
-int ls_decode_drawn(llama_context * ctx, ls_batch * batch, const float * noise, const int8_t * drawn, int32_t * ids,
-                    float * confidence) {
+int ls_decode_drawn(llama_context * ctx, ls_batch * batch, ls_chain * chain, const float * noise, const int8_t * drawn,
+                    int32_t * ids, float * confidence) {
     return guarded(-1001, [&] {
         const int n_rows = batch->size;
+        if (chain) {
+            int rc = decode(ctx, batch);
+            if (rc == 0) {
+                rc = chain_blocks(chain, ctx, batch, noise, ids, confidence);
+            }
+            drop_blocks(ctx, batch);
+            return rc;
+        }
         const Noise given(ctx, noise, n_rows, confidence != nullptr);
         int rc = decode(ctx, batch);
         if (rc == 0) {

@@ -79,14 +79,22 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 int ls_decode_run(struct llama_context * ctx, struct ls_batch * batch, int n, double seconds, const int32_t * ends,
                   int n_ends, const int32_t * taps, int n_taps, float * features, int32_t * ids, int32_t * count);
 
-/* As ls_decode_choose for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V. */
-int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, float * confidence);
+/* A vanilla Markov head, computed on the CPU from the model's own tensors, for blocks whose first proposal is in slot `first`.
+   d2t [n_draft]: target ids of the draft's rows, NULL for a full vocabulary. NULL where the head is of another kind or not in
+   plain host memory, with the reason in ls_last_error(). The model has to outlive it. */
+struct ls_chain * ls_chain_new(const struct llama_model * model, const int32_t * d2t, int n_draft, int first, int threads);
+void ls_chain_free(struct ls_chain * chain);
+
+/* As ls_decode_choose for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V.
+   chain: chooses in place of the graph, which gives base logits then (LS_BASE), of all rows; NULL for the graph. */
+int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, struct ls_chain * chain, int n_rows, int32_t * ids,
+                    float * confidence);
 
 /* The same with noise [rows, vocabulary] (0 where none is wanted), added to the logits before every choice: in the
    graph, where rows depend on choices before. Of all rows, each put out, ids are the choices where `drawn` [rows] is
    not 0, the largest logits otherwise. Logits stay without noise. */
-int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, const float * noise, const int8_t * drawn,
-                    int32_t * ids, float * confidence);
+int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, struct ls_chain * chain, const float * noise,
+                    const int8_t * drawn, int32_t * ids, float * confidence);
 
 /* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.
    To be asked before ls_set_taps: llama.cpp aborts where a graph lacks what was set. */

@@ -1,8 +1,11 @@
 """A draft's context: blocks over what was injected, and what its rows give."""
 
+from typing import Any
+
 from llamaspec.ffi import ffi, lib
 from llamaspec.runtime.arrays import ByteArray, FloatArray, byte_pointer, float_pointer
 from llamaspec.runtime.batch import Batch
+from llamaspec.runtime.chain import Chain
 from llamaspec.runtime.context import Context
 
 
@@ -10,6 +13,7 @@ class DraftContext(Context):
     """A draft's context: non-causal blocks over injected features."""
 
     feature_width: int
+    _chain: Chain | None = None
 
     def configure(
         self,
@@ -19,14 +23,18 @@ class DraftContext(Context):
         confidence: bool = False,
         lattice: bool = False,
         base: bool = False,
+        chain: Chain | None = None,
     ) -> None:
         """Say what the draft reads and, of at most one kind, what its rows give beside logits.
 
         confidence: a number a row. lattice: a DFlash2 selector's candidates and scores. base: leave
-        the head to the caller (logits in draft-vocabulary order, hidden rows).
+        the head to the caller (logits in draft-vocabulary order, hidden rows). chain: have that
+        choose and be sure in place of the graph; it needs base.
         """
         assert confidence + lattice + base <= 1, "rows of one kind at a time"
+        assert base or chain is None, "a chain reads base logits"
         self.feature_width = feature_width
+        self._chain = chain
         kinds = {lib.LS_CONFIDENCE: confidence, lib.LS_LATTICE: lattice, lib.LS_BASE: base}
         rows = next((kind for kind, wanted in kinds.items() if wanted), lib.LS_LOGITS)
         self._check(lib.ls_draft_setup(self.ptr, causal, rows))
@@ -39,7 +47,7 @@ class DraftContext(Context):
         """
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         scores = self._floats if confidence else ffi.NULL
-        self._compute(lib.ls_decode_block, batch, n_rows, self._ints, scores)
+        self._compute(lib.ls_decode_block, batch, self._chain_ptr(), n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
 
@@ -56,10 +64,13 @@ class DraftContext(Context):
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
         scores = self._floats if confidence else ffi.NULL
-        pointers = float_pointer(noise), byte_pointer(drawn)
-        self._compute(lib.ls_decode_drawn, batch, *pointers, self._ints, scores)
+        arguments = self._chain_ptr(), float_pointer(noise), byte_pointer(drawn)
+        self._compute(lib.ls_decode_drawn, batch, *arguments, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
+
+    def _chain_ptr(self) -> Any:  # noqa: ANN401
+        return ffi.NULL if self._chain is None else self._chain.ptr
 
     def decode_lattice(self, batch: Batch, candidates: int) -> list[int]:
         """As `decode_block`, for a DFlash2 draft that gives a lattice of so many candidates a row:
