@@ -91,7 +91,7 @@ class Model(NativeHandle):
         """Raise DecodeError where a server that has part of the model is lost: what passes give
         since is not to be used.
         """
-        if lost := _lost(self._servers):
+        if self._servers and (lost := _lost(self._servers)):
             raise DecodeError(
                 f"{self.path.name}: the connection to the RPC server {lost} is lost, and with it "
                 "the part of the model there; see why, and load the model again"

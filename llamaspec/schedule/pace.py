@@ -121,11 +121,11 @@ class Pace:
 
     def block(self, gait: Gait, depth: int) -> int:
         """How many proposals to draft, as a block takes longer the wider it is."""
-        reach, rate, price = gait.reach, self.rate, self.prices.draft
         gait.drafted = self.prices.width
         if gait.narrow < _NARROW:
-            widths = range(1, len(reach))
-            gait.drafted = max(widths, key=lambda n: reach[n] - rate * price(n, depth))
+            rate, prices = self.rate, self.prices.draft_all(depth)
+            worth = [n - rate * price for n, price in zip(gait.reach, prices, strict=True)]
+            gait.drafted = worth.index(max(worth[1:]), 1)
         return gait.drafted
 
     def width(self, gait: Gait, offer: Offer) -> int:
@@ -140,10 +140,11 @@ class Pace:
             return worth.index(max(worth)) or self._curious(limit)
         best = worth.index(max(worth))
         self._reached(gait, worth)
-        net = worth[best] - self.rate * self._drafting(gait.drafted, depth) - plain
+        drafting = self.rate * self._drafting(gait.drafted, depth)
+        net = worth[best] - drafting - plain
         gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
         if gait.wait is None:
-            self._judge(gait, depth)
+            self._judge(gait, drafting)
         elif gait.gain > 0 or (gait.fresh and net > 0):
             gait.wait, gait.gain = None, max(gait.gain, 0.0) + 0.1
             gait.patience = max(_FIRST_WAIT, gait.patience // 2)
@@ -156,21 +157,24 @@ class Pace:
         gait.expected = worth[best] + self.rate * self.prices.verify(best + 1, depth)
         return best
 
-    def _judge(self, gait: Gait, depth: int) -> None:
+    def _judge(self, gait: Gait, drafting: float) -> None:
         # texts are short: to stop too early costs more than a few rounds that lose a little
-        if gait.gain < -_LENIENT * self.rate * self._drafting(gait.drafted, depth):
+        if gait.gain < -_LENIENT * drafting:
             # from here on one good block is not enough to begin again
             gait.wait, gait.gain = gait.patience, -_DOUBT
 
     def _reached(self, gait: Gait, worth: list[float]) -> None:
         """Take in what a block was worth, and so every narrower one."""
         reach, most, top = gait.reach, len(worth) - 1, len(gait.reach) - 1
-        beyond = [reach[n] - reach[most] for n in range(most + 1, top + 1)]
-        best = worth[0]
+        first = best = worth[0]
+        before = reach[most]
         for n in range(1, most + 1):
-            best = max(best, worth[n])
-            reach[n] += _SMOOTH * (best - worth[0] - reach[n])
-        reach[most + 1 :] = [reach[most] + more for more in beyond]
+            if worth[n] > best:
+                best = worth[n]
+            reach[n] += _SMOOTH * (best - first - reach[n])
+        if most < top:
+            moved = reach[most] - before
+            reach[most + 1 :] = [x + moved for x in reach[most + 1 :]]
         gait.narrow = 0 if most == top else gait.narrow + 1
 
     def calibration_of(self, *, cheap: bool) -> Calibration:
@@ -184,17 +188,16 @@ class Pace:
 
     def learn(self, gait: Gait, committed: int, verified: int, *, drafted: int, depth: int) -> None:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
+        drafting = self._drafting(drafted, depth) if drafted else 0.0
         if drafted and verified:
             # confidences of texts unlike those before can be wrong for long
             gait.gain += _SMOOTH * _SURPRISE * (committed - gait.expected)
             if gait.wait is None:
-                self._judge(gait, depth)
+                self._judge(gait, self.rate * drafting)
         prices, besides = self.prices, self.prices.besides(drafted=False)
         plain = seconds = prices.plain(depth) + besides
         if drafted or verified:
-            seconds = prices.verify(verified + 1, depth) + besides
-        if drafted:
-            seconds += self._drafting(drafted, depth)
+            seconds = prices.verify(verified + 1, depth) + besides + drafting
         self._tokens += _FORGET * (committed - self._tokens)
         self._seconds += _FORGET * (seconds - self._seconds)
         self.rate = max(1 / plain, self._tokens / self._seconds)

@@ -68,13 +68,21 @@ class Prices:
         """What drafting so many proposals adds to a round: the block, and the features of what the
         round before committed.
         """
+        return self._drafts(depth)[width] * self._speed * self._block
+
+    def draft_all(self, depth: int) -> list[float]:
+        """Of every number of proposals up to the most; 0 of none."""
+        factor = self._speed * self._block
+        return [seconds * factor for seconds in self._drafts(depth)]
+
+    def _drafts(self, depth: int) -> list[float]:
         column = depth // STEP
         table = self._draft.get(column)
         if table is None:
             at, curve = column * STEP + STEP // 2, self.curve
             table = [curve.draft_s(n, at) + curve.injection_s(n, at) for n in range(self.width + 1)]
             self._draft[column] = table
-        return table[width] * self._speed * self._block
+        return table
 
     def besides(self, *, drafted: bool) -> float:
         """What a round takes beside passes; 0 where it was never seen."""
@@ -113,5 +121,9 @@ class Prices:
         if self.pinned or seconds <= 0 or expected <= 0:
             return 1.0
         off = min(max(seconds / expected, 0.5), 1.5) - 1
-        self._speed *= (1 + _LEARN * off) ** times
-        return float((1 + _LEARN_OWN * off) ** times)
+        all_, own = 1 + _LEARN * off, 1 + _LEARN_OWN * off
+        if times == 1:
+            self._speed *= all_
+            return own
+        self._speed *= all_**times
+        return float(own**times)
