@@ -70,6 +70,9 @@ class Pacing:
 
     def _together(self, crowd: Crowd, active: Several[Sequence]) -> list[int]:
         limits = [s.draft_limit for s in active]
+        if not any(limits):
+            crowd.rest(len(active))
+            return limits
         blocks = crowd.plan([s.member for s in active], limits, _depth(active))
         # a block's ids depend on its width, so a text that is told gets always the same
         return [

@@ -30,8 +30,12 @@ _READY = 0.12
 costs some per cent: the target publishes features, the draft takes in those of their prompts.
 Twice that of a draft that nothing is known of; half of it for two texts.
 """
-_ASKED, _SPARED = 2, 94
-"""Of so many texts one after another the features are kept all the same, then of so many not."""
+_ASKED, _SPARED, _MOST_SPARED = 2, 94, 1504
+"""Of so many texts one after another the features are kept all the same, then of so many not, each
+time of twice as many up to the most.
+"""
+_AS_BEFORE = 8
+"""Texts that are spared as the one before was, until it is reckoned again."""
 _RESTS = 4
 """Rounds without a draft after which it is reckoned again whether one would pay."""
 _TRIAL, _GOOD = 48, 1.02
@@ -66,7 +70,10 @@ class Crowd:
     _worse: int = field(default=0, repr=False)
     _stretch: Stretch = field(default_factory=Stretch, repr=False)
     _rested: tuple[int, int] = field(default=(0, 0), repr=False)
-    _begun: int = field(default=0, repr=False)
+    _asked: int = field(default=0, repr=False)
+    _spared: int = field(default=0, repr=False)
+    _gap: int = field(default=_SPARED, repr=False)
+    _sparing: tuple[int, int] = field(default=(0, 0), repr=False)
 
     def __post_init__(self) -> None:
         self._common = Member.hopeful(self.prices.width)
@@ -86,17 +93,39 @@ class Crowd:
         """
         if not self.prices.drafts:
             return False
-        if self._worths.hopeless(texts, depth=0):
+        before, left = self._sparing
+        if before == texts and left > 0:
+            self._sparing = texts, left - 1
             return True
+        self._sparing = 0, 0
+        if not self._worths.hopeless(texts, depth=0) and not self._promises_little(texts):
+            self._asked, self._gap = 0, _SPARED
+            return False
+        return self._spare(texts)
+
+    def _promises_little(self, texts: int) -> bool:
         rate = texts / self._worths.plain(texts, 0)
         scene = Scene([self._common] * texts, [0] * texts, 0, rate)
         least = _READY * texts * (1 + ROUNDS / (ROUNDS + self._common.seen))
         least *= min(1.0, texts / 4)
-        if self._worths.best(scene, [self._common] * texts).worth > least:
+        return self._worths.best(scene, [self._common] * texts).worth <= least
+
+    def _spare(self, texts: int) -> bool:
+        """Whether it is a text's turn to be spared, where it is not to be drafted for."""
+        if self._asked < _ASKED and not self._worths.hopeless(texts, depth=0):
+            # together, as the target publishes features for all or for none
+            self._asked, self._spared = self._asked + 1, self._gap
             return False
-        self._begun += 1
-        # together, as the target publishes features for all or for none
-        return (self._begun - 1) % (_ASKED + _SPARED) >= _ASKED
+        self._sparing = texts, _AS_BEFORE - 1
+        self._spared -= _AS_BEFORE
+        if self._spared <= 0:
+            self._asked, self._gap = 0, min(2 * self._gap, _MOST_SPARED)
+        return True
+
+    def rest(self, texts: int) -> None:
+        """A round of so many texts none of which can be drafted for, in place of `plan`."""
+        self._close()
+        self._going.setdefault(texts.bit_length(), Going()).add(1.0, 1.0)
 
     def rate(self, texts: int, depth: int) -> float:
         """The going rate: tokens a second of all, that of plain decoding at least."""
