@@ -22,7 +22,7 @@ from llamaspec.planning import Drafting, Planned, draft_side, plan_sizes, target
 from llamaspec.runtime import backend, remote
 from llamaspec.runtime.arrays import IntArray
 from llamaspec.runtime.backend import Device
-from llamaspec.runtime.chain import Chain
+from llamaspec.runtime.chain import Chain, ChainShape
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.describe import (
     check_pair,
@@ -34,7 +34,13 @@ from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.runtime.forecast import Forecast, Plan
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.runtime.model import Model
-from llamaspec.runtime.placement import Placement, check_placement, place, place_draft
+from llamaspec.runtime.placement import (
+    Placement,
+    check_placement,
+    place,
+    place_draft,
+    stays_on_cpu,
+)
 from llamaspec.verify.probe import Exactness
 
 logger = logging.getLogger("llamaspec")
@@ -159,6 +165,7 @@ def _ready(target: Path, draft: DraftSource, options: LoadOptions, *, check: boo
             max(each.proposals if each else 0 for each in (layout, looked)),
             draft_file.draft if draft_file else None,
             layout,
+            on_cpu=stays_on_cpu(places[1], there),
         )
         planned = plan_sizes(plan, drafting, options, there if check or options.fit else None)
     logger.info("memory: %s", planned.forecast)
@@ -286,7 +293,7 @@ def _drafter(
     side = draft_side(target.shape, drafting.described, drafting.layout, options)
     target.set_taps(side.taps)
     context = DraftContext.create(model, side.shape, target)
-    chain = _chain(model, drafting.layout, options)
+    chain = _chain(model.path, drafting, options)
     context.configure(
         feature_width=target.feature_width,
         causal=side.causal,
@@ -299,17 +306,16 @@ def _drafter(
     return BlockDrafter(context, drafting.layout, head)
 
 
-def _chain(model: Model, layout: BlockLayout, options: LoadOptions) -> Chain | None:
-    if options.head not in ("auto", "native"):
+def _chain(path: Path, drafting: Drafting, options: LoadOptions) -> Chain | None:
+    layout = drafting.layout
+    assert layout is not None
+    if options.head != "native" and not (options.head == "auto" and drafting.on_cpu):
         return None
-    sizes = layout.vocabulary, layout.first, options.n_threads
-    chain = Chain.create(model, layout.d2t, *sizes)
+    chain = Chain.create(path, ChainShape(layout.first, options.n_threads, layout.d2t))
     if isinstance(chain, Chain):
         return chain
     if options.head == "native":
-        raise OptionError(
-            f"{model.path.name}: head is 'native', and {chain}; take 'auto' or 'graph'"
-        )
+        raise OptionError(f"{path.name}: head is 'native', and {chain}; take 'auto' or 'graph'")
     logger.debug("the head runs in the graph: %s", chain)
     return None
 

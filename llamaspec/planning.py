@@ -26,12 +26,13 @@ _FIT_SHARE = 0.9
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """What proposes. proposals: most of a round, 0 for nothing; described, layout: of a draft that
-    is a model, None without one.
+    is a model, None without one; on_cpu: that computes nowhere else.
     """
 
     proposals: int
     described: DraftDescription | None = None
     layout: BlockLayout | None = None
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 // largest biases and a bound of all others are known, and few rows can still win.
 #include "chain.h"
 
-#include "ggml-backend.h"
 #include "ggml.h"
 #include "guard.h"
 #include "llama-ext.h"
@@ -12,12 +11,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <vector>
-
-// llama.cpp exports it without a header of its own
-const std::vector<std::pair<std::string, ggml_tensor *>> & llama_internal_get_tensor_map(const llama_model * model);
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define LS_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -31,7 +26,6 @@ namespace {
 constexpr int lanes = 16;       // sums side by side, for the compiler to vectorise without reordering them
 constexpr int chunk = 64;       // rows that are looked at together
 constexpr int listed = 64;      // largest biases that are kept of a token
-constexpr size_t most_known = 16384; // tokens, of half a KiB each
 constexpr int64_t worth_threads = 1 << 20;
 constexpr float lowest = -std::numeric_limits<float>::infinity();
 
@@ -146,27 +140,19 @@ struct Known {
     float bias[listed];
 };
 
-std::vector<float> floats_of(const ggml_tensor * t) {
-    const int64_t n = ggml_nelements(t);
-    std::vector<float> out((size_t) n);
-    if (t->type == GGML_TYPE_F32) {
-        std::memcpy(out.data(), t->data, (size_t) n * sizeof(float));
-    } else {
-        ggml_get_type_traits(t->type)->to_float(t->data, out.data(), n);
-    }
-    return out;
-}
-
 } // namespace
 
 struct ls_chain {
-    const ggml_tensor * w1 = nullptr;
-    const ggml_tensor * w2 = nullptr;
+    const char * w1 = nullptr;
+    size_t w1_row = 0;
+    ggml_to_float_t w1_read = nullptr; // none for float32
+    const void * w2 = nullptr;
     Products multiply = nullptr;
     std::vector<float> confidence; // [width + rank]
     float confidence_bias = 0;
     std::vector<int32_t> d2t;
-    int first = 0, rank = 0, rows = 0, n_vocab = 0, width = 0, threads = 1;
+    int first = 0, rank = 0, rows = 0, threads = 1;
+    size_t most_known = 0; // tokens, of half a KiB each
 
     std::vector<int32_t> place; // by token, into known; -1 where nothing is
     std::vector<Known> known;
@@ -175,11 +161,11 @@ struct ls_chain {
     int target_id(int row) const { return d2t.empty() ? row : d2t[(size_t) row]; }
 
     void embed(int token, float * e) const {
-        const char * row = (const char *) w1->data + (size_t) token * w1->nb[1];
-        if (w1->type == GGML_TYPE_F32) {
-            std::memcpy(e, row, (size_t) rank * sizeof(float));
+        const char * row = w1 + (size_t) token * w1_row;
+        if (w1_read) {
+            w1_read(row, e, rank);
         } else {
-            ggml_get_type_traits(w1->type)->to_float(row, e, rank);
+            std::memcpy(e, row, (size_t) rank * sizeof(float));
         }
     }
 
@@ -189,7 +175,7 @@ struct ls_chain {
 #pragma omp parallel for num_threads(parts) if (parts > 1)
         for (int p = 0; p < parts; ++p) {
             const int64_t from = (int64_t) rows * p / parts, to = (int64_t) rows * (p + 1) / parts;
-            multiply(w2->data, from, to, e, rank, bias.data() + from);
+            multiply(w2, from, to, e, rank, bias.data() + from);
         }
     }
 
@@ -253,7 +239,7 @@ struct ls_chain {
             for (int v = c; v < std::min(rows, c + chunk); ++v) {
                 if (base[v] + found.bound >= best) {
                     float own;
-                    multiply(w2->data, v, v + 1, e, rank, &own);
+                    multiply(w2, v, v + 1, e, rank, &own);
                     see(base[v] + own, v);
                 }
             }
@@ -262,7 +248,7 @@ struct ls_chain {
     }
 
     // The same with noise, in target vocabulary; logits become base + bias in target vocabulary.
-    int draw(float * logits, const float * noise, const float * e) {
+    int draw(float * logits, size_t n_vocab, const float * noise, const float * e) {
         std::vector<float> sums((size_t) rows);
         look(e);
         float best = lowest;
@@ -275,11 +261,11 @@ struct ls_chain {
                 at = v;
             }
         }
-        spread(sums, logits);
+        spread(sums, logits, n_vocab);
         return at;
     }
 
-    void spread(const std::vector<float> & sums, float * logits) const {
+    void spread(const std::vector<float> & sums, float * logits, size_t n_vocab) const {
         std::fill(logits, logits + n_vocab, lowest);
         for (int v = 0; v < rows; ++v) {
             logits[target_id(v)] = sums[(size_t) v];
@@ -288,82 +274,46 @@ struct ls_chain {
 
     float sure(const float * hidden, const float * e) const {
         float score = confidence_bias;
-        for (int i = 0; i < width; ++i) {
-            score += confidence[(size_t) i] * hidden[i];
+        const size_t width = confidence.size() - (size_t) rank;
+        for (size_t i = 0; i < width; ++i) {
+            score += confidence[i] * hidden[i];
         }
-        for (int i = 0; i < rank; ++i) {
-            score += confidence[(size_t) (width + i)] * e[i];
+        for (size_t i = 0; i < (size_t) rank; ++i) {
+            score += confidence[width + i] * e[i];
         }
         return 1.0f / (1.0f + std::exp(-score));
     }
 };
 
-namespace {
-
-// The tensors of a vanilla head, where this code can read them; the reason why not otherwise.
-const char * find_head(ls_chain & chain, const llama_model * model) {
-    std::unordered_map<std::string, const ggml_tensor *> there;
-    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
-        there[name] = tensor;
-    }
-    const auto get = [&](const char * name) { return there.count(name) ? there[name] : nullptr; };
-    for (const char * other : { "markov_gate.weight", "markov_joint.weight", "markov_w2.scale" }) {
-        if (get(other)) {
-            return "the Markov head is not a vanilla one";
-        }
-    }
-    chain.w1 = get("markov_w1.weight");
-    chain.w2 = get("markov_w2.weight");
-    const ggml_tensor * proj = get("conf_proj.weight");
-    const ggml_tensor * proj_bias = get("conf_proj.bias");
-    if (!chain.w1 || !chain.w2) {
-        return "there is no Markov head";
-    }
-    for (const ggml_tensor * t : { chain.w1, chain.w2, proj, proj_bias }) {
-        // weights on a device, or packed for a kernel, are not ours to read
-        if (t && (!t->buffer || !ggml_backend_buffer_is_host(t->buffer) || !ggml_is_contiguous(t))) {
-            return "the Markov head is not in plain host memory";
-        }
-        if (t && t->type != GGML_TYPE_F32 && !ggml_get_type_traits(t->type)->to_float) {
-            return "the Markov head is of a type that cannot be read";
-        }
-    }
-    chain.multiply = products_of(chain.w2->type);
-    if (!chain.multiply) {
-        return "the Markov head is of a type that only the graph computes";
-    }
-    if (proj) {
-        chain.confidence = floats_of(proj);
-        chain.confidence_bias = proj_bias ? floats_of(proj_bias)[0] : 0.0f;
-    }
-    return nullptr;
-}
-
-} // namespace
-
-ls_chain * ls_chain_new(const llama_model * model, const int32_t * d2t, int n_draft, int first, int threads) {
+ls_chain * ls_chain_new(const ls_head * head, int threads, int n_known) {
     return guarded((ls_chain *) nullptr, [&]() -> ls_chain * {
         auto chain = std::make_unique<ls_chain>();
-        if (const char * why = find_head(*chain, model)) {
-            fail(why);
+        const ggml_type w1_type = (ggml_type) head->w1_type;
+        chain->multiply = products_of((ggml_type) head->w2_type);
+        chain->w1_read = ggml_get_type_traits(w1_type)->to_float;
+        if (!chain->multiply || (!chain->w1_read && w1_type != GGML_TYPE_F32)) {
+            fail("the Markov head is of a type that only the graph computes");
             return nullptr;
         }
-        chain->rank = (int) chain->w1->ne[0];
-        chain->rows = (int) chain->w2->ne[1];
-        chain->width = (int) llama_model_n_embd_out(model);
-        chain->n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-        chain->first = first;
+        if (w1_type == GGML_TYPE_F32) {
+            chain->w1_read = nullptr;
+        }
+        chain->w1 = (const char *) head->w1;
+        chain->w2 = head->w2;
+        chain->rank = head->rank;
+        chain->rows = head->n_draft;
+        chain->w1_row = ggml_row_size(w1_type, head->rank);
+        chain->first = head->first;
         chain->threads = std::max(1, threads);
-        const bool sized = chain->w2->ne[0] == chain->rank && chain->rows == n_draft && n_draft <= chain->n_vocab &&
-                           (chain->confidence.empty() || (int) chain->confidence.size() == chain->width + chain->rank);
-        if (!sized) {
-            fail("the Markov head's tensors do not go together");
-            return nullptr;
+        chain->most_known = (size_t) std::max(0, n_known);
+        if (head->confidence) {
+            chain->confidence.assign(head->confidence, head->confidence + head->width + head->rank);
+            chain->confidence_bias = head->confidence_bias;
         }
-        if (d2t) {
-            chain->d2t.assign(d2t, d2t + n_draft);
+        if (head->d2t) {
+            chain->d2t.assign(head->d2t, head->d2t + head->n_draft);
         }
-        chain->place.assign((size_t) chain->w1->ne[1], -1);
+        chain->place.assign((size_t) head->n_tokens, -1);
         chain->bias.resize((size_t) chain->rows);
         return chain.release();
     });
@@ -383,7 +333,12 @@ int chain_blocks(ls_chain * chain, llama_context * ctx, const ls_batch * batch, 
     if (confidence && chain->confidence.empty()) {
         return fail("the draft gives no confidences");
     }
-    const size_t n_vocab = (size_t) chain->n_vocab, width = (size_t) chain->width, rank = (size_t) chain->rank;
+    const llama_model * model = llama_get_model(ctx);
+    const size_t n_vocab = (size_t) llama_vocab_n_tokens(llama_model_get_vocab(model));
+    const size_t width = (size_t) llama_model_n_embd_out(model), rank = (size_t) chain->rank;
+    if ((size_t) chain->rows > n_vocab || (confidence && chain->confidence.size() != width + rank)) {
+        return fail("the Markov head is not this draft's");
+    }
 
     // rows of each sequence in their order, wherever they lie
     std::vector<std::vector<int>> blocks;
@@ -411,7 +366,7 @@ int chain_blocks(ls_chain * chain, llama_context * ctx, const ls_batch * batch, 
                     confidence[row] = 0;
                 }
                 if (noise) {
-                    chain->spread(std::vector<float>(own, own + chain->rows), own);
+                    chain->spread(std::vector<float>(own, own + chain->rows), own, n_vocab);
                 }
             }
         }
@@ -444,7 +399,7 @@ int chain_blocks(ls_chain * chain, llama_context * ctx, const ls_batch * batch, 
             const size_t row = (size_t) block[slot];
             const float * e = embedded.data() + (size_t) b * rank;
             float * own = logits + row * n_vocab;
-            const int chosen = noise ? chain->draw(own, noise + row * n_vocab, e) : chain->pick(own, before[(size_t) b], e);
+            const int chosen = noise ? chain->draw(own, n_vocab, noise + row * n_vocab, e) : chain->pick(own, before[(size_t) b], e);
             ids[row] = before[(size_t) b] = chain->target_id(chosen);
             if (confidence) {
                 confidence[row] = chain->sure(hidden + row * width, e);

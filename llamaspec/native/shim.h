@@ -82,10 +82,28 @@ int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_
 int ls_decode_run(struct llama_context * ctx, struct ls_batch * batch, int n, double seconds, const int32_t * ends,
                   int n_ends, const int32_t * taps, int n_taps, float * features, int32_t * ids, int32_t * count);
 
-/* A vanilla Markov head, computed on the CPU from the model's own tensors, for blocks whose first proposal is in slot `first`.
-   d2t [n_draft]: target ids of the draft's rows, NULL for a full vocabulary. NULL where the head is of another kind or not in
-   plain host memory, with the reason in ls_last_error(). The model has to outlive it. */
-struct ls_chain * ls_chain_new(const struct llama_model * model, const int32_t * d2t, int n_draft, int first, int threads);
+/* A vanilla Markov head: W1 [n_tokens, rank] and W2 [n_draft, rank] as a file holds them, of ggml's types, and the confidence
+   head's weights [width + rank], NULL without one. d2t [n_draft]: target ids of the draft's rows, NULL for a full vocabulary.
+   first: the slot of a block's first proposal. */
+struct ls_head {
+    const void * w1;
+    const void * w2;
+    int32_t w1_type;
+    int32_t w2_type;
+    int32_t n_tokens;
+    int32_t n_draft;
+    int32_t rank;
+    int32_t width;
+    const float * confidence;
+    float confidence_bias;
+    const int32_t * d2t;
+    int32_t first;
+};
+
+/* Computes a head on the CPU. W1 and W2 have to outlive it, the rest is copied. n_known: tokens of which the largest biases
+   are remembered, at half a KiB each; beyond, all are forgotten. NULL where a type cannot be read, with the reason in
+   ls_last_error(). */
+struct ls_chain * ls_chain_new(const struct ls_head * head, int threads, int n_known);
 void ls_chain_free(struct ls_chain * chain);
 
 /* As ls_decode_choose for a draft's blocks, with the confidences [n_rows], NULL where there are none; then drop the blocks' K/V.

@@ -137,6 +137,15 @@ class GGUFFile:
         part = info._replace(offset=info.offset + start, nbytes=min(stop, info.nbytes) - start)
         return np.frombuffer(self._bytes(part), np.uint8)
 
+    def view(self, name: str) -> npt.NDArray[np.uint8]:
+        """The stored bytes of a tensor: mapped memory, which stays mapped as long as it is in use.
+        The file cannot be closed while it is.
+        """
+        if self._data is None:
+            raise ClosedError(f"{self.path}: tensor {name!r} was read after the file was closed")
+        info = self._info(name)
+        return np.frombuffer(self._data, np.uint8, info.nbytes, info.offset)
+
     def _info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)
         if info is None:

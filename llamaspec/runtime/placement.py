@@ -92,6 +92,11 @@ def place_draft(
     return replace(draft, devices=shared) if shared else Placement(0)
 
 
+def stays_on_cpu(placement: Placement, there: Sequence[Device]) -> bool:
+    """Whether nothing of it goes to another device of those there are."""
+    return not _used(placement, there)
+
+
 def check_placement(
     target: Placement, draft: Placement, own_tables: bool, there: Sequence[Device]
 ) -> None:

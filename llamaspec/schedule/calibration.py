@@ -22,9 +22,9 @@ class Calibration:
     confidences and too sure of high ones, which no single temperature says.
 
     An untaught calibration divides logits by 1.5. One that starts from a scaling takes its
-    probabilities for c, and learns slowly. Every position also has a rate, 0.6 at first and then that
-    of the position before until it is known better: all there is without confidences, and what counts where confidences foretell
-    less than it does (by squared errors).
+    probabilities for c, and learns slowly. Every position also has a rate, 0.6 at first and then
+    that of the position before until it is known better: all there is without confidences, and what
+    counts where confidences foretell less than it does (by squared errors).
     """
 
     def __init__(self, proposals: int, scaling: Scaling | None = None) -> None:

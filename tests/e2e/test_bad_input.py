@@ -714,7 +714,7 @@ def test_a_target_of_nan_neither_hangs_nor_crashes(nan_target: Path) -> None:
     assert "logits are not numbers" in refusal(llamaspec("run", "--temp", 0.8, *options))
 
 
-@pytest.mark.parametrize("head", ["graph", "python"])
+@pytest.mark.parametrize("head", ["native", "graph", "python"])
 def test_a_draft_of_nan_leaves_the_text_alone(nan_draft: Path, head: Head) -> None:
     with load(TARGET, nan_draft, threads=1, context=256, head=head) as session:
         done = session.generate(PROMPT, max_tokens=20)

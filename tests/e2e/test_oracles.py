@@ -22,7 +22,7 @@ CASES = [
     ("tiny-dspark-gated", "oracle-tiny-dspark-gated.public.jsonl"),
     ("tiny-dspark-rnn", "oracle-tiny-dspark-rnn.public.jsonl"),
 ]
-HEADS = ["graph", "python"]
+HEADS = ["auto", "graph", "python"]
 CONFIDENCE_TOLERANCE = 0.01
 
 

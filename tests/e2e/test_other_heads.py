@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from llamaspec.completion import Completion
+from llamaspec.errors import OptionError
 from llamaspec.options import Head, LoadOptions
 from llamaspec.runtime.describe import describe
 from llamaspec.session import Session, load
@@ -167,6 +168,14 @@ def test_sequences_of_different_widths_draft_what_they_draft_alone(
         assert one.token_ids == of_many.token_ids
         assert drafted(one) == drafted(of_many)
         assert any(record.draft for record in one.rounds)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_that_only_the_graph_computes_are_not_taken_for_vanilla_ones(
+    name: str, drafts: dict[str, Path], ggufs: Path
+) -> None:
+    with pytest.raises(OptionError, match=r"head is 'native', and .*; take 'auto' or 'graph'"):
+        load(ggufs / "tiny-target-f32.gguf", drafts[name], options=LoadOptions(head="native"))
 
 
 @pytest.mark.parametrize("head", HEADS)

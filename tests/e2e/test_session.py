@@ -449,7 +449,7 @@ WINDOWS: dict[str, Callable[[int], bool]] = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-@pytest.mark.parametrize("head", ["graph", "python"])
+@pytest.mark.parametrize("head", ["native", "graph", "python"])
 def test_a_draft_that_fails_for_some_rounds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, head: str
 ) -> None:
