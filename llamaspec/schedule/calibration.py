@@ -28,7 +28,9 @@ class Calibration:
     """
 
     def __init__(self, proposals: int, scaling: Scaling | None = None) -> None:
-        """proposals: the most that a block holds. scaling: what `llamaspec calibrate` found."""
+        """proposals: the most that a block holds; 0 for confidences alone, and proposals without
+        end. scaling: what `llamaspec calibrate` found.
+        """
         self.scaling = scaling
         self._values = [x / (1.0 if scaling else 1.5) for x in _KNOTS]
         self._step = _SLOW if scaling else _QUICK
@@ -56,17 +58,18 @@ class Calibration:
         """Take in how many of the verified proposals were accepted: those and the first after them
         say something, what follows was not looked at.
         """
-        known = min(verified, accepted + 1, len(self.rates))
+        known = min(verified, accepted + 1)
         rates, values = self.rates, self._values
         said = () if confidence is None else self._scaled(confidence[:known])
         for i, c in enumerate(said):
             right, share = _place(c)
             left = values[right - 1]
             error = (i < accepted) - 1 / (1 + exp(-left - share * (values[right] - left)))
-            lead = self._lead + ((i < accepted) - rates[i]) ** 2 - error * error + _BELIEF
-            self._lead = min(max(lead, -self._trust), self._trust)
+            if i < len(rates):
+                lead = self._lead + ((i < accepted) - rates[i]) ** 2 - error * error + _BELIEF
+                self._lead = min(max(lead, -self._trust), self._trust)
             self._move(right, share, self._step * error)
-        self._count(known, accepted)
+        self._count(min(known, len(rates)), accepted)
         self._taught = self._taught or bool(said)
 
     @property

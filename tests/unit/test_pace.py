@@ -262,3 +262,36 @@ def test_a_calibration_starts_from_a_scaling_and_learns_slowly() -> None:
     assert 0.75 * first < given.probabilities((0.9,), 1)[0] < 0.95 * first
     assert quick.probabilities((0.9,), 1)[0] < 0.6
     assert given.probabilities((math.nan, 0.5), 2)[0] < 0.01
+
+
+def test_confidences_without_rates_are_learnt_however_many_there_are() -> None:
+    calibration = Calibration(0)
+    for _ in range(50):
+        calibration.learn((0.9,) * 12, 0, 12)
+    assert calibration.taught
+    assert len(found := calibration.probabilities((0.9,) * 12, 12)) == 12
+    assert max(found) < 0.3
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.9])
+def test_confidences_that_mean_nothing_give_way_to_rates(rate: float) -> None:
+    dice, calibration = random.Random(4), Calibration(WIDTH)
+    said: tuple[float, ...] = ()
+    for _ in range(300):
+        said = tuple(1 / (1 + math.exp(-dice.gauss(0, 2))) for _ in range(WIDTH))
+        accepted = next((i for i in range(WIDTH) if dice.random() >= rate), WIDTH)
+        calibration.learn(said, accepted, WIDTH)
+    found = calibration.probabilities(said, WIDTH)
+    # positions beyond are hardly reached
+    assert found[:3] == pytest.approx([rate] * 3, abs=0.1)
+    assert found == calibration.probabilities(None, WIDTH)
+
+
+def test_a_position_that_was_hardly_seen_is_taken_to_be_like_the_one_before() -> None:
+    calibration = Calibration(WIDTH)
+    for turn in range(200):
+        calibration.learn(None, 2 if turn % 10 else 1, 2)
+    first, second, *beyond = calibration.probabilities(None, WIDTH)
+    assert first > 0.97
+    assert second == pytest.approx(0.9, abs=0.05)
+    assert beyond == pytest.approx([second] * len(beyond))
