@@ -19,7 +19,11 @@
 #else
 #define LS_CLONES
 #endif
+#if defined(_MSC_VER)
+#define LS_INLINE __forceinline
+#else
 #define LS_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace {
 
