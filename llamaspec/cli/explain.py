@@ -65,12 +65,14 @@ def _choices(done: "Completion") -> str:
 
 def _expected(done: "Completion", pace: "Pace") -> list[str]:
     lines, drafts = [], pace.prices.draft(pace.prices.width, 0) > 0
-    if drafts and any(r.confidence is not None for r in done.rounds):
+    states = any(r.confidence is not None for r in done.rounds)
+    if drafts and states and pace.calibration.confident:
         counts = _counts(pace.calibration, _CONFIDENCES)
         lines.append(f"confidences {counts}, as learnt from what was accepted")
     elif drafts:
         rates = ", ".join(f"{rate:.2f}" for rate in pace.calibration.rates)
-        lines.append(f"this draft has no confidences; by position {rates} are accepted, as learnt")
+        why = "confidences foretell little here" if states else "this draft has no confidences"
+        lines.append(f"{why}; by position {rates} are accepted, as learnt")
     if not drafts or pace.lookup.taught:
         counts = _counts(pace.lookup, {str(m): m / (m + 1) for m in _MATCHES})
         lines.append(f"tokens after matches of {counts}, as learnt from what was accepted")

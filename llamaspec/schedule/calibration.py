@@ -43,7 +43,7 @@ class Calibration:
 
     def probabilities(self, confidence: Sequence[float] | None, count: int) -> list[float]:
         """Of each of `count` proposals, from their confidences or without any."""
-        if confidence is None or self._lead < 0:
+        if confidence is None or not self.confident:
             return self.rates[:count]
         found = []
         values = self._values
@@ -71,6 +71,11 @@ class Calibration:
             self._move(right, share, self._step * error)
         self._count(min(known, len(rates)), accepted)
         self._taught = self._taught or bool(said)
+
+    @property
+    def confident(self) -> bool:
+        """Whether confidences count, or rates by position, which foretell more."""
+        return self._lead >= 0
 
     @property
     def taught(self) -> bool:

@@ -281,6 +281,7 @@ def test_confidences_that_mean_nothing_give_way_to_rates(rate: float) -> None:
         said = tuple(1 / (1 + math.exp(-dice.gauss(0, 2))) for _ in range(WIDTH))
         accepted = next((i for i in range(WIDTH) if dice.random() >= rate), WIDTH)
         calibration.learn(said, accepted, WIDTH)
+    assert not calibration.confident
     found = calibration.probabilities(said, WIDTH)
     # positions beyond are hardly reached
     assert found[:3] == pytest.approx([rate] * 3, abs=0.1)
