@@ -319,6 +319,8 @@ ls_chain * ls_chain_new(const ls_head * head, int threads, int n_known) {
         }
         chain->place.assign((size_t) head->n_tokens, -1);
         chain->bias.resize((size_t) chain->rows);
+        // growing would copy, and leave holes; memory that is not used is not taken
+        chain->known.reserve(std::min(chain->place.size(), chain->most_known));
         return chain.release();
     });
 }

@@ -58,15 +58,19 @@ def written_before_load(lines: list[str]) -> set[int]:
         vector = re.match(r"%([xyz]mm)(\d+)", store["source"])
         if (vector and vector[2] in zeroed) or store["source"] == "$0x0":
             continue
-        width = WIDTHS[vector[1]] if vector else store_width(store["op"], store["source"])
+        parts = {"vmovd": 4, "vmovq": 8}
+        whole = WIDTHS[vector[1]] if vector else store_width(store["op"], store["source"])
+        width = parts.get(store["op"], whole)
         first = int(store["offset"] or "0", 16) - start
         written.update(range(first, first + width))
     return {offset for offset in written if 0 <= offset < CONFIG_BYTES}
 
 
 def store_width(operation: str, source: str) -> int:
+    if re.fullmatch(r"%([a-d]x|[sd]i|[sb]p)", source):
+        return 2
     if source.startswith("%r"):
-        return 4 if source.endswith("d") else 8
+        return {"d": 4, "w": 2, "b": 1}.get(source[-1], 8)
     return 4 if source.startswith("%e") else WIDTHS.get(operation[-1], 1)
 
 
