@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from llamaspec.draft.chance import roll, spread, tempered
-from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal, Saved, Span
+from llamaspec.draft.drafter import NOTHING, Anchor, Dice, Features, Proposal, Saved
 from llamaspec.draft.heads import DraftHead
 from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
@@ -160,9 +160,7 @@ class BlockDrafter:
             raise
 
     def _wait(self, features: Features) -> None:
-        alone = len(features.spans) == 1
-        spans = [(features.spans[0], features.rows)] if alone else features.by_span()
-        for (seq, start, _), rows in spans:
+        for (seq, start, _), rows in features.by_span():
             # behind a gap, which an interruption can leave, rows are of no use
             if start == self.known(seq):
                 self._waiting.add(seq, start, rows)
@@ -271,27 +269,10 @@ class BlockDrafter:
             for seq in seqs:
                 self._waiting.drop_below(seq, self._learnt[seq])
         features = self._waiting.of(seqs)
-        if features is None:
-            return
-        for part in features.parts(self._inject.capacity):
+        for part in features.parts(self._inject.capacity) if features else ():
             self._learn(part)
 
-    def _learn_one(self, span: Span, rows: FloatArray) -> None:
-        """What `_learn` does, of the one span that a text alone has."""
-        seq, start, count = span
-        if seq in self._unsure:
-            self._context.truncate(seq, self._learnt[seq])
-        self._unsure.add(seq)
-        self._inject.set_span(rows, start, seq)
-        self._context.decode(self._inject)
-        self._learnt[seq] = end = start + count
-        self._waiting.drop_below(seq, end)
-        self._unsure.discard(seq)
-
     def _learn(self, features: Features) -> None:
-        if len(features.spans) == 1:
-            self._learn_one(features.spans[0], features.rows)
-            return
         positions: list[int] = []
         seqs: list[int] = []
         for seq, start, count in features.spans:

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -299,14 +298,6 @@ int ls_batch_set_embd(ls_batch * batch, const float * rows, int n, const int32_t
     std::memset(batch->output, 0, (size_t) n);
     batch->size = n;
     return 0;
-}
-
-int ls_batch_set_span(ls_batch * batch, const float * rows, int n, int start, int seq) {
-    thread_local std::vector<int32_t> at, whose;
-    at.resize((size_t) std::max(n, 0));
-    std::iota(at.begin(), at.end(), start);
-    whose.assign(at.size(), seq);
-    return ls_batch_set_embd(batch, rows, n, at.data(), whose.data());
 }
 
 int ls_decode(llama_context * ctx, ls_batch * batch) {

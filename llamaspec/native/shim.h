@@ -66,9 +66,6 @@ int ls_batch_add(struct ls_batch * batch, const int32_t * token, int n, int star
 /* Replace the content by n embedding rows [n, width]; no output is wanted of them. */
 int ls_batch_set_embd(struct ls_batch * batch, const float * rows, int n, const int32_t * pos, const int32_t * seq);
 
-/* The same for rows of one sequence at positions start, start + 1, ... */
-int ls_batch_set_span(struct ls_batch * batch, const float * rows, int n, int start, int seq);
-
 int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 
 /* Decode, then the largest logit's index of every output row: ids [n_rows]; with taps also the features of the batch's

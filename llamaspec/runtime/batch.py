@@ -57,13 +57,6 @@ class Batch(NativeHandle):
         code = lib.ls_batch_set_embd(ptr, float_pointer(rows), len(position), position, seq)
         assert code == 0, "the rows do not fit the batch"
 
-    def set_span(self, rows: FloatArray, start: int, seq: int) -> None:
-        """As `set_embeddings`, of one sequence at positions start, start + 1, ..."""
-        ptr = self.ptr
-        assert rows.shape[1] == ptr.width, "the rows do not fit the batch"
-        code = lib.ls_batch_set_span(ptr, float_pointer(rows), len(rows), start, seq)
-        assert code == 0, "the rows do not fit the batch"
-
     def spans(self) -> dict[int, tuple[int, int]]:
         """The first position and the one after the last, by sequence."""
         batch, n = self.ptr, self.ptr.size

@@ -121,9 +121,5 @@ class Prices:
         if self.pinned or seconds <= 0 or expected <= 0:
             return 1.0
         off = min(max(seconds / expected, 0.5), 1.5) - 1
-        all_, own = 1 + _LEARN * off, 1 + _LEARN_OWN * off
-        if times == 1:
-            self._speed *= all_
-            return own
-        self._speed *= all_**times
-        return float(own**times)
+        self._speed *= (1 + _LEARN * off) ** times
+        return float((1 + _LEARN_OWN * off) ** times)
