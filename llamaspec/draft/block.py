@@ -13,7 +13,9 @@ from llamaspec.draft.heads import DraftHead
 from llamaspec.draft.waiting import Waiting
 from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
+from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.draft_context import DraftContext
+from llamaspec.runtime.rounds import BlockShape, Drafted, Rounds, Start
 
 MOST_WAITING = 64
 """Rows of committed positions that wait for the next proposal; more are injected at once."""
@@ -67,6 +69,7 @@ class BlockDrafter:
         self._learnt = [0] * shape.n_seq
         self._unsure: set[int] = set()
         self._drawn: _Drawn | None = None
+        self._rounds: Rounds | None = None
 
     @property
     def context(self) -> DraftContext:
@@ -177,6 +180,30 @@ class BlockDrafter:
             return proposals
         found = dict(zip((a.seq for a in wanted), proposals, strict=True))
         return [found.get(a.seq, NOTHING) for a in anchors]
+
+    @property
+    def runs(self) -> bool:
+        """Whether `run` is possible: the head is native or in the graph."""
+        return self._head is None and not self._layout.candidates
+
+    def run(self, target: TargetContext, start: Start) -> list[Drafted]:
+        """Go through rounds in one native call, each from where the one before ended, and learn
+        their features. Raises DecodeError where the first one fails.
+        """
+        assert self.runs, "a block that native code cannot choose"
+        seq = start.seq
+        self._learn_waiting({seq})
+        if self._rounds is None:
+            layout = self._layout
+            kept = layout.proposals, layout.first, layout.mask, layout.confidence
+            self._rounds = Rounds(target, self._context, BlockShape(*kept))
+        # until it is known how far the cache goes
+        self._unsure.add(seq)
+        run = self._rounds.run(start)
+        self._learnt[seq] = run.learnt
+        self._unsure.discard(seq)
+        self._waiting.add(seq, run.learnt, run.waiting)
+        return run.rounds
 
     def _decode(self, anchors: list[Anchor]) -> list[Proposal]:
         batch, layout = self._blocks, self._layout

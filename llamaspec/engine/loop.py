@@ -1,6 +1,7 @@
 """The loop: draft, verify, accept, commit, for every active sequence at once."""
 
 import itertools
+import logging
 from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
@@ -10,6 +11,7 @@ import numpy as np
 from llamaspec.draft.drafter import NOTHING, Drafter, Proposal, Span
 from llamaspec.engine.anew import Anew
 from llamaspec.engine.doubt import NO_DOUBT, Doubt
+from llamaspec.engine.drafted import DraftedRuns
 from llamaspec.engine.logprobs import logprobs_of
 from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.plain import PlainRuns
@@ -25,6 +27,8 @@ from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
 from llamaspec.verify.accept import Verification, accept, certain_part
+
+logger = logging.getLogger("llamaspec")
 
 
 class Engine:
@@ -67,6 +71,7 @@ class Engine:
         rows = 1 + (drafter.proposals if drafter else 0)
         self._batch = Batch.create(max(target.shape.n_batch, slots * rows))
         self._plain = PlainRuns(target, drafter, self._batch)
+        self._drafted = DraftedRuns.of(target, drafter)
         self._anew = Anew(target, self._batch, rows)
         self._teacher = Teacher(target, drafter)
         self.store = Store(stored)
@@ -204,12 +209,12 @@ class Engine:
             self._commit(sequences, proposals, starts, verified, replayed)
 
     def _run(self, sequence: Sequence) -> bool:
-        """Several plain rounds at once, where nothing lies between them; return whether it was."""
+        """Several rounds at once, where nothing lies between them; return whether it was."""
         if self.doubt or self.accept is not accept:
             return False
         position, most = sequence.n_past, self._plain.ahead(sequence, self.pacing)
         if most < 2:
-            return False
+            return self._run_drafted(sequence)
         kept, decoded = self._plain.run(sequence, self.pacing, most)
         if kept < decoded:
             self._cut(sequence)
@@ -217,6 +222,24 @@ class Engine:
             spans = [Span(sequence.slot, position, kept)]
             self._teacher.teach(partial(self._target.run_features, kept), spans)
         return True
+
+    def _run_drafted(self, sequence: Sequence) -> bool:
+        runs, went = self._drafted, False
+        if runs is None or not self._teacher.wants(sequence):
+            return False
+        try:
+            went = runs.run(sequence, self.pacing)
+        except Exception as error:
+            # a round of the loop comes upon it again, and knows whose fault it is
+            logger.debug("rounds in a row: %s", error)
+            self._cut(sequence)
+        finally:
+            if not went or sequence.finish_reason is not None:
+                # rounds after the text's end, or an interruption
+                runs.drafter.keep(sequence.slot, sequence.n_past)
+        if sequence.finish_reason is not None:
+            self._cut(sequence)
+        return went
 
     def _passes(
         self, active: list[Sequence], proposals: list[Proposal]

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Several
 
 from llamaspec.draft.drafter import NOTHING, Proposal
 from llamaspec.engine.sequence import Sequence
+from llamaspec.runtime.rounds import MOST_ROUNDS, Drafted
+from llamaspec.runtime.rule import Rule
 from llamaspec.schedule.crowd import Crowd
 from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.verify.accept import Verification
@@ -89,6 +91,34 @@ class Pacing:
         """So many of these rounds have gone by."""
         if self.pace is not None and sequence.gait is not None:
             self.pace.skip(sequence.gait, rounds, sequence.n_past - rounds)
+
+    def ahead(self, sequence: Sequence, seconds: float) -> tuple[int, int, Rule | None]:
+        """How many rounds of a sequence that is alone will draft as far as so many seconds reach,
+        whatever they bring, with blocks of how many proposals, and how many of these to verify:
+        None where all.
+        """
+        request, gait, pace = sequence.request, sequence.gait, self.pace
+        if self.threshold is not None or sequence.draft_limit == 0:
+            return 0, 0, None
+        if pace is None or gait is None:
+            return MOST_ROUNDS, request.draft_max, None
+        depth = sequence.n_past
+        width = pace.block(gait, depth)
+        return pace.ahead(gait, seconds), width, pace.rule(depth)
+
+    def went(self, sequence: Sequence, drafted: Drafted) -> None:
+        """Take in what native code drafted and what that took; what came of it is for `learn`."""
+        gait, pace = sequence.gait, self.pace
+        if pace is None:
+            return
+        depth, width = sequence.n_past, len(drafted.ids)
+        if gait is not None:
+            if gait.wait is None and not gait.fresh:
+                pace.prices.observe_draft(width, depth, drafted.draft_s)
+            gait.drafted = width
+            limit = min(width, sequence.draft_limit)
+            pace.width(gait, Offer(drafted.confidence, limit, depth), drafted.verified)
+        pace.prices.observe(1 + drafted.verified, depth, drafted.verify_s)
 
     def cut(self, active: Several[Sequence], offers: Several[Proposal]) -> list[Proposal]:
         """What of each sequence's proposal is worth verifying."""

@@ -1,11 +1,7 @@
 // A vanilla Markov head on the CPU: what decodes blocks uses it where there is one.
 #pragma once
 
-#include "llama.h"
-
-extern "C" {
-#include "shim.h"
-}
+#include "linkage.h"
 
 // Choices of the rows of a batch's blocks, from the base logits and hidden rows of the decode before: ids [rows], and
 // confidence [rows] unless NULL. With noise [rows, vocabulary] choices are drawn, and logits become those of the whole

@@ -1,15 +1,11 @@
 // The log of llama.cpp, kept until Python drains it.
-#include "llama.h"
+#include "linkage.h"
 
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <mutex>
 #include <string>
-
-extern "C" {
-#include "shim.h"
-}
 
 namespace {
 

@@ -1,15 +1,11 @@
 // Servers of llama.cpp's RPC backend, by way of what that backend, where there is one, names in its registry.
 #include "guard.h"
+#include "linkage.h"
 
 #include "ggml-backend.h"
 #include "ggml-rpc.h"
-#include "llama.h"
 
 #include <algorithm>
-
-extern "C" {
-#include "shim.h"
-}
 
 namespace {
 

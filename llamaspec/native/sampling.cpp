@@ -1,7 +1,7 @@
 // llama.cpp's samplers in the order of its common_sampler, with what a library needs around them: tokens that are
 // excluded leave the candidates, an empty choice is an error, and a token of the text is drawn once only.
 #include "guard.h"
-#include "llama.h"
+#include "linkage.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,10 +10,6 @@
 #include <numeric>
 #include <stdexcept>
 #include <vector>
-
-extern "C" {
-#include "shim.h"
-}
 
 namespace {
 

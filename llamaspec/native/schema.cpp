@@ -1,6 +1,7 @@
 // llama.cpp's converter from JSON schemas to grammars, compiled here as one piece: it belongs to a library of
 // llama.cpp's tools that is not built. What it asserts becomes an exception, what it warns of is kept.
 #include "guard.h"
+#include "linkage.h"
 
 #include "common.h"
 #include "ggml.h"
@@ -8,10 +9,6 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
-
-extern "C" {
-#include "shim.h"
-}
 
 namespace {
 

@@ -114,6 +114,71 @@ int ls_decode_block(struct llama_context * ctx, struct ls_batch * batch, struct 
 int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, struct ls_chain * chain, const float * noise,
                     const int8_t * drawn, int32_t * ids, float * confidence);
 
+/* How many proposals of a block to verify: as many as give most tokens - rate * seconds. prices [1 + most rows]: seconds of a
+   target pass over so many. rates: P(accepted | all before accepted) by position, NULL where confidences c say it:
+   sigmoid(f(logit(c))), f linear between knots at, values [n_knots]. With temperatures [n_temperatures], by position, c is
+   first made of survivals as a calibration file has them: with levels, of position i the knots level_starts[i] to
+   level_starts[i + 1]. */
+struct ls_rule {
+    double rate;
+    const double * prices;
+    const double * rates;
+    const double * at;
+    const double * values;
+    int32_t n_knots;
+    int32_t n_temperatures;
+    const double * temperatures;
+    const int32_t * level_starts;
+    const double * level_at;
+    const double * level_values;
+};
+
+/* Of a block's first `limit` proposals; confidence may be NULL where rates are not. */
+int ls_choose_width(const struct ls_rule * rule, const float * confidence, int limit);
+
+/* Rounds of one sequence in a row. Batches: memory for a block, an injection and a verify pass. width: proposals of a block,
+   which begins with `first` slots that propose nothing. taps [n_taps]; features: memory for the rows of a pass; ends [n_ends].
+   rule: NULL verifies all. anchor, position, left (most tokens that can follow) move on with the rounds: at most `most`, until
+   an end is chosen, one token is left, or `seconds` have gone.
+   By round, count of them: ids and, unless NULL, confidence [most, width], what was verified and accepted, the target's own
+   token after that, seconds of drafting and verifying. At the end the draft has learnt so many positions, and features are
+   waiting of those after them. */
+struct ls_rounds {
+    struct ls_chain * chain;
+    struct ls_batch * block;
+    struct ls_batch * inject;
+    struct ls_batch * verify;
+    int32_t seq;
+    int32_t first;
+    int32_t mask;
+    int32_t width;
+    const int32_t * taps;
+    int32_t n_taps;
+    float * features;
+    const int32_t * ends;
+    int32_t n_ends;
+    const struct ls_rule * rule;
+    int32_t anchor;
+    int32_t position;
+    int32_t left;
+    int32_t most;
+    double seconds;
+    int32_t count;
+    int32_t * ids;
+    float * confidence;
+    int32_t * verified;
+    int32_t * accepted;
+    int32_t * bonus;
+    double * draft_s;
+    double * verify_s;
+    int32_t learnt;
+    int32_t waiting;
+};
+
+/* The draft knows the features of all positions below the first. A failure after the first round only ends the run; where the
+   first fails, its code is returned, and the target holds what it held. */
+int ls_draft_rounds(struct llama_context * target, struct llama_context * draft, struct ls_rounds * rounds);
+
 /* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.
    To be asked before ls_set_taps: llama.cpp aborts where a graph lacks what was set. */
 int ls_has_layer_input(struct llama_context * ctx, int layer);

@@ -348,6 +348,14 @@ class TargetContext(Context):
         found: list[int] = ffi.unpack(self._run_ids, self._run_count[0])
         return found
 
+    def lend_features(self) -> tuple[Any, Any, int]:
+        """Memory for the feature rows of a pass, where `run_features` finds them, and what they are
+        made of: pointers to it and to the taps, and their number. Features are published.
+        """
+        assert self._tapping, "rows without features"
+        self._gathered = 0
+        return self._features_pointer, self._taps_pointer, len(self.taps)
+
     def run_features(self, count: int) -> FloatArray:
         """The feature rows [count, taps * width] of the last run: memory of this context, valid
         until the next call.

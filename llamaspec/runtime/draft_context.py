@@ -47,7 +47,7 @@ class DraftContext(Context):
         """
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         scores = self._floats if confidence else ffi.NULL
-        self._compute(lib.ls_decode_block, batch, self._chain_ptr(), n_rows, self._ints, scores)
+        self._compute(lib.ls_decode_block, batch, self.chain_ptr(), n_rows, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
 
@@ -64,12 +64,13 @@ class DraftContext(Context):
         assert n_rows <= self.shape.n_outputs, "more rows than the context puts out"
         assert noise.shape == (n_rows, self._logits_width), "noise for other rows"
         scores = self._floats if confidence else ffi.NULL
-        arguments = self._chain_ptr(), float_pointer(noise), byte_pointer(drawn)
+        arguments = self.chain_ptr(), float_pointer(noise), byte_pointer(drawn)
         self._compute(lib.ls_decode_drawn, batch, *arguments, self._ints, scores)
         ids: list[int] = ffi.unpack(self._ints, n_rows)
         return ids, ffi.unpack(scores, n_rows) if confidence else None
 
-    def _chain_ptr(self) -> Any:  # noqa: ANN401
+    def chain_ptr(self) -> Any:  # noqa: ANN401
+        """The native chain, NULL where the graph has the head."""
         return ffi.NULL if self._chain is None else self._chain.ptr
 
     def decode_lattice(self, batch: Batch, candidates: int) -> list[int]:

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import exp, log
 
+from llamaspec.runtime.rule import Rule
 from llamaspec.schedule.scaling import Scaling
 
 _LEAST, _MOST = 1e-6, 1 - 1e-6
@@ -71,6 +72,19 @@ class Calibration:
             self._move(right, share, self._step * error)
         self._count(min(known, len(rates)), accepted)
         self._taught = self._taught or bool(said)
+
+    def rule(self, rate: float, prices: Sequence[float]) -> Rule:
+        """What `probabilities` makes of proposals now, for rounds in native code."""
+        scaling = self.scaling
+        return Rule(
+            rate,
+            prices,
+            None if self.confident else [*self.rates],
+            at=_KNOTS,
+            values=[*self._values],
+            temperatures=() if scaling is None else scaling.temperatures,
+            levels=() if scaling is None else scaling.levels,
+        )
 
     @property
     def confident(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from llamaspec.runtime.rule import Rule
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.prices import Prices
 
@@ -128,8 +129,23 @@ class Pace:
             gait.drafted = worth.index(max(worth[1:]), 1)
         return gait.drafted
 
-    def width(self, gait: Gait, offer: Offer) -> int:
-        """How many proposals to verify of what was drafted for one text."""
+    def ahead(self, gait: Gait, seconds: float) -> int:
+        """How many rounds lie ahead that will draft as it is now, as far as so many seconds reach:
+        none while there is a doubt whether drafting pays.
+        """
+        if gait.wait is not None or gait.gain < 0 or gait.narrow >= _NARROW:
+            return 0
+        rounds = int(seconds / self._seconds)
+        return rounds if gait.drafted == self.prices.width else min(rounds, _NARROW - gait.narrow)
+
+    def rule(self, depth: int) -> Rule:
+        """What `width` goes by now, for rounds in native code."""
+        return self.calibration.rule(self.rate, self.prices.verify_all(depth))
+
+    def width(self, gait: Gait, offer: Offer, chosen: int | None = None) -> int:
+        """How many proposals to verify of what was drafted for one text; chosen: how many have been
+        already.
+        """
         depth, limit = offer.depth, offer.limit
         calibration = self.calibration_of(cheap=offer.cheap)
         chances = calibration.probabilities(offer.confidence, limit)
@@ -138,7 +154,7 @@ class Pace:
         if offer.cheap:
             worth[0] = plain
             return worth.index(max(worth)) or self._curious(limit)
-        best = worth.index(max(worth))
+        best = worth.index(max(worth)) if chosen is None else chosen
         self._reached(gait, worth)
         drafting = self.rate * self._drafting(gait.drafted, depth)
         net = worth[best] - drafting - plain

@@ -55,7 +55,9 @@ class Asked:
             "cancelled": {"max_tokens": 120},
             "task": {"max_tokens": 120},
         }
-        return found.get(self.kind, {"max_tokens": 24})
+        asked = found.get(self.kind, {"max_tokens": 24})
+        # left to choose, a session of several texts may draft for none of them
+        return {**asked, "draft_max": 7} if self.number % 2 else asked
 
 
 Outcome = Completion | LlamaSpecError | None

@@ -19,9 +19,13 @@ import pytest
 from llamaspec import demo
 from llamaspec.bench.pairs import PROMPTS
 from llamaspec.completion import Completion, Piece
+from llamaspec.draft.block import BlockDrafter
+from llamaspec.draft.waiting import Waiting
+from llamaspec.engine.sequence import Sequence
 from llamaspec.errors import ClosedError, DecodeError, OptionError, QueueFullError
 from llamaspec.runtime.context import Context, TargetContext
 from llamaspec.runtime.draft_context import DraftContext
+from llamaspec.runtime.rounds import Rounds
 from llamaspec.runtime.vocab import Vocab
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
@@ -371,6 +375,15 @@ PLACES = [
     (DraftContext, "decode_block"),
     (DraftContext, "truncate"),
 ]
+RUN_PLACES = [(BlockDrafter, "run"), (Rounds, "run"), (Waiting, "add"), (Sequence, "commit")]
+
+
+def one_by_one(session: Session, prompt: Prompt, **arguments: Any) -> Completion:  # noqa: ANN401
+    """A completion by rounds that go one by one."""
+    for _ in session.stream(prompt, **arguments):
+        pass
+    assert session.last is not None
+    return session.last
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -391,8 +404,28 @@ def test_ctrl_c_anywhere_leaves_the_session_usable(
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, interrupter.around(getattr(kind, name)))
             with pytest.raises(KeyboardInterrupt):
-                session.generate(ENDLESS, max_tokens=60, draft_max=BLOCK)
+                one_by_one(session, ENDLESS, max_tokens=60, draft_max=BLOCK)
         assert outcome(session.generate(CODE, max_tokens=30)) == expected
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "name"), RUN_PLACES, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_ctrl_c_around_rounds_in_a_row_leaves_the_session_usable(
+    session: Session, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, after: bool
+) -> None:
+    prompt = {"cache_prompt": False, "max_tokens": 60, "draft_max": BLOCK}
+    expected = session.generate(CODE, **prompt)  # type: ignore[arg-type]
+    for call in (1, 2, 3):
+        interrupter = Interrupter(call, after=after, error=KeyboardInterrupt())
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, interrupter.around(getattr(kind, name)))
+            with pytest.raises(KeyboardInterrupt):
+                session.generate(ENDLESS, **{**prompt, "max_tokens": 150})  # type: ignore[arg-type]
+        done = session.generate(CODE, **prompt)  # type: ignore[arg-type]
+        # the text, and what was drafted for it
+        assert (outcome(done), done.rounds) == (outcome(expected), expected.rounds)
 
 
 def test_a_real_ctrl_c_in_the_loop_leaves_the_session_usable(session: Session) -> None:
@@ -454,11 +487,11 @@ def test_a_draft_that_fails_for_some_rounds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, head: str
 ) -> None:
     with pair(head=head) as session:
-        healthy = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
+        healthy = check(one_by_one(session, CODE, max_tokens=60, draft_max=BLOCK))
         with monkeypatch.context() as patch:
             failing(patch, DraftContext, WINDOWS[name])
-            done = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
-        again = check(session.generate(CODE, max_tokens=60, draft_max=BLOCK))
+            done = check(one_by_one(session, CODE, max_tokens=60, draft_max=BLOCK))
+        again = check(one_by_one(session, CODE, max_tokens=60, draft_max=BLOCK))
     assert outcome(done) == outcome(healthy)
     lost = [record for record in done.rounds if not record.draft]
     assert 0 < len(lost) < len(done.rounds) - 2
@@ -473,11 +506,11 @@ def test_a_draft_that_fails_for_some_rounds(
 def test_a_draft_resumes_with_the_proposals_of_a_healthy_one(
     monkeypatch: pytest.MonkeyPatch, session: Session
 ) -> None:
-    whole = session.generate(CODE, max_tokens=60, draft_max=BLOCK)
+    whole = one_by_one(session, CODE, max_tokens=60, draft_max=BLOCK)
     healthy = {r.start: r for r in whole.rounds}
     with pair() as other, monkeypatch.context() as patch:
         failing(patch, DraftContext, lambda n: 4 <= n < 8)
-        done = check(other.generate(CODE, max_tokens=60, draft_max=BLOCK))
+        done = check(one_by_one(other, CODE, max_tokens=60, draft_max=BLOCK))
     same = [r for r in done.rounds if r.draft and r.start in healthy]
     assert same[-1].start > min(r.start for r in done.rounds if not r.draft)
     assert all(record.draft == healthy[record.start].draft for record in same)

@@ -1,0 +1,80 @@
+"""Drafted greedy rounds in a row, in one native call: between the passes of a small target the loop
+would take a tenth of a round again.
+"""
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+from llamaspec.draft.block import BlockDrafter
+from llamaspec.draft.drafter import Drafter, Proposal
+from llamaspec.engine.pacing import Pacing
+from llamaspec.engine.sequence import Sequence
+from llamaspec.runtime.context import TargetContext
+from llamaspec.runtime.rounds import Drafted, Start
+from llamaspec.trace import Round
+from llamaspec.verify.accept import Verification
+
+SECONDS = 0.02
+"""What Ctrl-C and other texts may wait for, beside the round under way."""
+
+
+@dataclass(frozen=True)
+class DraftedRuns:
+    """Rounds of a sequence that is alone."""
+
+    target: TargetContext
+    drafter: BlockDrafter
+
+    @classmethod
+    def of(cls, target: TargetContext, drafter: Drafter | None) -> "DraftedRuns | None":
+        """None for a drafter or a target that has no such runs."""
+        if not isinstance(drafter, BlockDrafter) or not drafter.runs or target.recurrent:
+            return None
+        return cls(target, drafter)
+
+    def run(self, sequence: Sequence, pacing: Pacing) -> bool:
+        """Go through several; return whether there were any to go through. Where the text ended
+        between them, both caches hold more than `n_past`; where the first fails, that is raised.
+        """
+        start = self._start(sequence, pacing)
+        if start is None:
+            return False
+        self._commit(sequence, pacing, self.drafter.run(self.target, start))
+        return True
+
+    def _start(self, sequence: Sequence, pacing: Pacing) -> Start | None:
+        request, position = sequence.request, sequence.n_past
+        if not request.together or request.draw is not None or request.logprobs is not None:
+            return None
+        if sequence.spared or self.drafter.known(sequence.slot) != position:
+            return None
+        most, width, rule = pacing.ahead(sequence, SECONDS)
+        if most < 2:
+            return None
+        return Start(
+            seq=sequence.slot,
+            anchor=sequence.anchor,
+            position=position,
+            left=request.limit - len(sequence.tokens),
+            width=min(width, self.drafter.proposals),
+            most=most,
+            ends=sorted(request.ending.ends),
+            # where widths are chosen, how many rounds there are must not depend on a clock
+            seconds=SECONDS if rule is None else 60.0,
+            rule=rule,
+        )
+
+    def _commit(self, sequence: Sequence, pacing: Pacing, drafted: Several[Drafted]) -> None:
+        for each in drafted:
+            position, anchor = sequence.n_past, sequence.anchor
+            ids = each.ids[: sequence.draft_limit]
+            proposal = Proposal(ids, each.confidence).first(each.verified)
+            tokens = [*ids[: each.accepted], each.bonus]
+            pacing.went(sequence, each)
+            kept = sequence.commit(tokens)
+            accepted = min(each.accepted, kept)
+            about = position, anchor, proposal.ids, proposal.confidence, accepted, kept
+            sequence.rounds.append(Round(*about, offered=len(ids)))
+            pacing.learn(sequence, proposal, Verification(each.accepted, tokens))
+            if sequence.finish_reason is not None:
+                return
