@@ -95,11 +95,11 @@ class Measured:
         )
 
     def _curve(self, drafter: Drafter) -> CostCurve:
-        settings = tuple(self._settings())
+        settings, grid = tuple(self._settings()), quick(drafter.proposals)
         return remembered(
             "costs",
-            self._key(drafter),
-            lambda: measure(self.context, _side(drafter), quick(drafter.proposals), settings),
+            (self._key(drafter), grid.rows),
+            lambda: measure(self.context, _side(drafter), grid, settings),
             write=CostCurve.as_json,
             read=CostCurve.of_json,
         )

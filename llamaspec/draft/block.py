@@ -191,17 +191,19 @@ class BlockDrafter:
         their features. Raises DecodeError where the first one fails.
         """
         assert self.runs, "a block that native code cannot choose"
-        seq = start.seq
-        self._learn_waiting({seq})
+        seq, layout = start.seq, self._layout
         if self._rounds is None:
-            layout = self._layout
             kept = layout.proposals, layout.first, layout.mask, layout.confidence
             self._rounds = Rounds(target, self._context, BlockShape(*kept))
+        if seq in self._unsure or start.position - self._learnt[seq] > layout.proposals + 1:
+            self._learn_waiting({seq})
+        features = self._waiting.of({seq})
         # until it is known how far the cache goes
         self._unsure.add(seq)
-        run = self._rounds.run(start)
+        run = self._rounds.run(start, None if features is None else features.rows)
         self._learnt[seq] = run.learnt
         self._unsure.discard(seq)
+        self._waiting.drop(seq)
         self._waiting.add(seq, run.learnt, run.waiting)
         return run.rounds
 

@@ -10,12 +10,15 @@ from llamaspec.draft.drafter import Drafter, Proposal
 from llamaspec.engine.pacing import Pacing
 from llamaspec.engine.sequence import Sequence
 from llamaspec.runtime.context import TargetContext
-from llamaspec.runtime.rounds import Drafted, Start
+from llamaspec.runtime.rounds import MOST_ROUNDS, Drafted, Start
+from llamaspec.runtime.rule import Rule
 from llamaspec.trace import Round
 from llamaspec.verify.accept import Verification
 
 SECONDS = 0.02
 """What Ctrl-C and other texts may wait for, beside the round under way."""
+_FRUITLESS = 2
+"""Rounds in a row without an accepted proposal, after which the pace is asked again."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,17 @@ class DraftedRuns:
         start = self._start(sequence, pacing)
         if start is None:
             return False
-        self._commit(sequence, pacing, self.drafter.run(self.target, start))
+        self._commit(sequence, pacing, self.drafter.run(self.target, start), start.rule)
         return True
 
     def _start(self, sequence: Sequence, pacing: Pacing) -> Start | None:
         request, position = sequence.request, sequence.n_past
-        if not request.together or request.draw is not None or request.logprobs is not None:
+        if not request.in_a_row:
             return None
         if sequence.spared or self.drafter.known(sequence.slot) != position:
             return None
         most, width, rule = pacing.ahead(sequence, SECONDS)
-        if most < 2:
+        if most < 1:
             return None
         return Start(
             seq=sequence.slot,
@@ -58,19 +61,22 @@ class DraftedRuns:
             left=request.limit - len(sequence.tokens),
             width=min(width, self.drafter.proposals),
             most=most,
-            ends=sorted(request.ending.ends),
+            ends=request.ending.ends,
             # where widths are chosen, how many rounds there are must not depend on a clock
             seconds=SECONDS if rule is None else 60.0,
             rule=rule,
+            fruitless=MOST_ROUNDS if rule is None else _FRUITLESS,
         )
 
-    def _commit(self, sequence: Sequence, pacing: Pacing, drafted: Several[Drafted]) -> None:
+    def _commit(
+        self, sequence: Sequence, pacing: Pacing, drafted: Several[Drafted], rule: Rule | None
+    ) -> None:
         for each in drafted:
             position, anchor = sequence.n_past, sequence.anchor
             ids = each.ids[: sequence.draft_limit]
             proposal = Proposal(ids, each.confidence).first(each.verified)
             tokens = [*ids[: each.accepted], each.bonus]
-            pacing.went(sequence, each)
+            pacing.went(sequence, each, rule)
             kept = sequence.commit(tokens)
             accepted = min(each.accepted, kept)
             about = position, anchor, proposal.ids, proposal.confidence, accepted, kept

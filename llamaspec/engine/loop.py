@@ -149,7 +149,7 @@ class Engine:
             sequence.certain = False
         began, rounds = perf_counter() - self._spent, len(active[0].rounds)
         try:
-            self._round(active)
+            in_a_row = self._round(active)
         except BaseException:
             # Ctrl-C for one sequence must not leave rejected rows to the others
             for sequence in active:
@@ -157,7 +157,8 @@ class Engine:
             raise
         for sequence in certain:
             sequence.certain = True
-        self.pacing.observe_besides(active, perf_counter() - self._spent - began, rounds)
+        spent = perf_counter() - self._spent - began
+        self.pacing.observe_besides(active, spent, rounds, in_a_row=in_a_row)
 
     @property
     def _spent(self) -> float:
@@ -190,12 +191,13 @@ class Engine:
             else:
                 self._target.truncate(slot, 0)
 
-    def _round(self, active: list[Sequence]) -> None:
+    def _round(self, active: list[Sequence]) -> bool:
+        """A round, or several in native code; return whether it was these."""
         for sequence in active:
             if sequence.lost:
                 self._rebuild(sequence, sequence.n_past)
         if len(active) == 1 and self._run(active[0]):
-            return
+            return True
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
         proposed = [NOTHING] if alone else self._propose(active)
@@ -207,6 +209,7 @@ class Engine:
             if self.doubt:
                 verified = [self._settle(sequences[0], verified[0])]
             self._commit(sequences, proposals, starts, verified, replayed)
+        return False
 
     def _run(self, sequence: Sequence) -> bool:
         """Several rounds at once, where nothing lies between them; return whether it was."""

@@ -43,7 +43,7 @@ class Pacing:
             sequence.member = self.crowd.begin()
             sequence.spared = texts > 1 and self.crowd.spares(texts)
         if self.pace is not None and not sequence.spared:
-            sequence.gait = self.pace.begin()
+            sequence.gait = self.pace.begin(together=sequence.request.in_a_row)
 
     def end(self, sequence: Sequence) -> None:
         """A request gives its slot back."""
@@ -102,22 +102,23 @@ class Pacing:
             return 0, 0, None
         if pace is None or gait is None:
             return MOST_ROUNDS, request.draft_max, None
+        if gait.wait and not gait.fresh:
+            return 0, 0, None
         depth = sequence.n_past
         width = pace.block(gait, depth)
-        return pace.ahead(gait, seconds), width, pace.rule(depth)
+        return pace.ahead(gait, seconds), width, pace.rule(gait, depth)
 
-    def went(self, sequence: Sequence, drafted: Drafted) -> None:
+    def went(self, sequence: Sequence, drafted: Drafted, rule: Rule | None) -> None:
         """Take in what native code drafted and what that took; what came of it is for `learn`."""
-        gait, pace = sequence.gait, self.pace
+        gait, pace, depth = sequence.gait, self.pace, sequence.n_past
         if pace is None:
             return
-        depth, width = sequence.n_past, len(drafted.ids)
-        if gait is not None:
+        if gait is not None and rule is not None:
+            gait.drafted = len(drafted.ids)
             if gait.wait is None and not gait.fresh:
-                pace.prices.observe_draft(width, depth, drafted.draft_s)
-            gait.drafted = width
-            limit = min(width, sequence.draft_limit)
-            pace.width(gait, Offer(drafted.confidence, limit, depth), drafted.verified)
+                pace.prices.observe_draft(gait.drafted, depth, drafted.draft_s)
+            worth = drafted.worth[: sequence.draft_limit + 1]
+            pace.took(gait, worth, drafted.verified, rule)
         pace.prices.observe(1 + drafted.verified, depth, drafted.verify_s)
 
     def cut(self, active: Several[Sequence], offers: Several[Proposal]) -> list[Proposal]:
@@ -203,14 +204,19 @@ class Pacing:
         if gait is not None and gait.wait is None and not gait.fresh:
             self.pace.prices.observe_draft(gait.drafted, active[0].n_past, seconds)
 
-    def observe_besides(self, active: Several[Sequence], seconds: float, before: int) -> None:
-        """Take in what the rounds since the first of these had `before` took beside passes."""
+    def observe_besides(
+        self, active: Several[Sequence], seconds: float, before: int, *, in_a_row: bool
+    ) -> None:
+        """Take in what the rounds since the first of these had `before` took beside passes; in a
+        row: in native code.
+        """
         count = len(active[0].rounds) - before
         if self.pace is None or not count:
             return
         if len(active) == 1:
             drafted = active[0].rounds[-1].offered > 0
-            self.pace.prices.observe_besides(seconds / count, drafted=drafted)
+            row = count if in_a_row else 0
+            self.pace.prices.observe_besides(seconds / count, drafted=drafted, in_a_row=row)
         elif self.crowd is not None:
             self.crowd.prices.observe_besides(seconds, len(active), drafted=self._drafts)
 

@@ -27,7 +27,7 @@ class PlainRuns:
         """How many such rounds lie ahead between which there is nothing to decide."""
         request, drafter = sequence.request, self.drafter
         left = request.limit - len(sequence.tokens)
-        if not request.together or request.draw is not None or request.logprobs is not None:
+        if not request.in_a_row:
             return 0
         if self.target.recurrent:
             return 0

@@ -43,6 +43,11 @@ class Request:
     together: bool = False
     priority: int = 0
 
+    @property
+    def in_a_row(self) -> bool:
+        """Whether rounds can go several at once: nothing but greedy choices lies between them."""
+        return self.together and self.draw is None and self.logprobs is None
+
 
 @dataclass(eq=False)
 class Sequence:

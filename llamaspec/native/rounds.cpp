@@ -70,16 +70,17 @@ class Chances {
     int n = 0;
 };
 
-int choose_width(const ls_rule & rule, const float * confidence, int limit) {
+// worth [limit + 1]: tokens - rate * seconds of every width.
+int choose_width(const ls_rule & rule, const float * confidence, int limit, double * worth) {
     Chances chances(rule);
-    double survival = 1, tokens = 1, best = 1 - rule.rate * rule.prices[1];
+    double survival = 1, tokens = 1;
+    worth[0] = 1 - rule.rate * rule.prices[1];
     int width = 0;
     for (int n = 1; n <= limit; ++n) {
         survival *= chances.next(confidence ? confidence[n - 1] : 0);
         tokens += survival;
-        const double worth = tokens - rule.rate * rule.prices[n + 1];
-        if (worth > best) {
-            best = worth;
+        worth[n] = tokens - rule.rate * rule.prices[n + 1];
+        if (worth[n] > worth[width] || n <= rule.least) {
             width = n;
         }
     }
@@ -100,15 +101,15 @@ class Rounds {
     int run() {
         const auto began = clock::now();
         r->count = 0;
-        r->waiting = 0;
-        r->learnt = r->position;
+        r->learnt = r->position - r->waiting;
         while (r->count < r->most && r->left > 1) {
             const int rc = round();
             if (rc != 0) {
                 return r->count == 0 ? rc : 0;
             }
+            fruitless = r->accepted[r->count] > 0 ? 0 : fruitless + 1;
             ++r->count;
-            if (ended || seconds_since(began) >= r->seconds) {
+            if (ended || fruitless >= r->fruitless || seconds_since(began) >= r->seconds) {
                 return 0;
             }
         }
@@ -128,7 +129,7 @@ class Rounds {
             return rc;
         }
         const int limit = std::min(r->width, r->left - 1);
-        const int width = r->rule ? choose_width(*r->rule, confidence, limit) : limit;
+        const int width = r->rule ? choose_width(*r->rule, confidence, limit, r->worth + (size_t) r->count * (r->width + 1)) : limit;
         r->draft_s[r->count] = seconds_since(began);
         return verify(ids, width);
     }
@@ -216,6 +217,7 @@ class Rounds {
     llama_context * draft;
     ls_rounds * r;
     bool ended = false;
+    int fruitless = 0;
     std::vector<int32_t> block_ids;
     std::vector<float> scores;
     std::vector<int32_t> masks, choices, positions, seqs;
@@ -223,8 +225,8 @@ class Rounds {
 
 } // namespace
 
-int ls_choose_width(const ls_rule * rule, const float * confidence, int limit) {
-    return choose_width(*rule, confidence, limit);
+int ls_choose_width(const ls_rule * rule, const float * confidence, int limit, double * worth) {
+    return choose_width(*rule, confidence, limit, worth);
 }
 
 int ls_draft_rounds(llama_context * target, llama_context * draft, ls_rounds * rounds) {

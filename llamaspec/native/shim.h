@@ -118,9 +118,10 @@ int ls_decode_drawn(struct llama_context * ctx, struct ls_batch * batch, struct 
    target pass over so many. rates: P(accepted | all before accepted) by position, NULL where confidences c say it:
    sigmoid(f(logit(c))), f linear between knots at, values [n_knots]. With temperatures [n_temperatures], by position, c is
    first made of survivals as a calibration file has them: with levels, of position i the knots level_starts[i] to
-   level_starts[i + 1]. */
+   level_starts[i + 1]. least: the fewest that are verified. */
 struct ls_rule {
     double rate;
+    int32_t least;
     const double * prices;
     const double * rates;
     const double * at;
@@ -133,15 +134,15 @@ struct ls_rule {
     const double * level_values;
 };
 
-/* Of a block's first `limit` proposals; confidence may be NULL where rates are not. */
-int ls_choose_width(const struct ls_rule * rule, const float * confidence, int limit);
+/* Of a block's first `limit` proposals; worth [limit + 1] of every number. confidence may be NULL where rates are not. */
+int ls_choose_width(const struct ls_rule * rule, const float * confidence, int limit, double * worth);
 
 /* Rounds of one sequence in a row. Batches: memory for a block, an injection and a verify pass. width: proposals of a block,
    which begins with `first` slots that propose nothing. taps [n_taps]; features: memory for the rows of a pass; ends [n_ends].
    rule: NULL verifies all. anchor, position, left (most tokens that can follow) move on with the rounds: at most `most`, until
-   an end is chosen, one token is left, or `seconds` have gone.
-   By round, count of them: ids and, unless NULL, confidence [most, width], what was verified and accepted, the target's own
-   token after that, seconds of drafting and verifying. At the end the draft has learnt so many positions, and features are
+   an end is chosen, one token is left, `seconds` have gone, or of so many rounds in a row nothing was accepted: fruitless.
+   By round, count of them: ids and, unless NULL, confidence [most, width], with a rule worth [most, width + 1], what was
+   verified and accepted, the target's own token after that, seconds of drafting and verifying. At the end the draft has learnt so many positions, and features are
    waiting of those after them. */
 struct ls_rounds {
     struct ls_chain * chain;
@@ -162,10 +163,12 @@ struct ls_rounds {
     int32_t position;
     int32_t left;
     int32_t most;
+    int32_t fruitless;
     double seconds;
     int32_t count;
     int32_t * ids;
     float * confidence;
+    double * worth;
     int32_t * verified;
     int32_t * accepted;
     int32_t * bonus;
@@ -175,8 +178,8 @@ struct ls_rounds {
     int32_t waiting;
 };
 
-/* The draft knows the features of all positions below the first. A failure after the first round only ends the run; where the
-   first fails, its code is returned, and the target holds what it held. */
+/* The draft knows the features of all positions below the first but for the last `waiting`, whose rows are in features. A failure
+   after the first round only ends the run; where the first fails, its code is returned, and the target holds what it held. */
 int ls_draft_rounds(struct llama_context * target, struct llama_context * draft, struct ls_rounds * rounds);
 
 /* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.

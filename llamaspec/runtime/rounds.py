@@ -1,6 +1,6 @@
 """Drafted greedy rounds of one sequence in a row, in one native call."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,12 +18,14 @@ MOST_ROUNDS = 16
 
 
 class Drafted(NamedTuple):
-    """A round: the ids of the block, with a confidence each where the draft has them, how many were
-    verified and accepted, the target's own token after those, and seconds of both passes.
+    """A round: the ids of the block, with a confidence each where the draft has them, what each
+    number of proposals from 0 on was worth where a rule said so, how many were verified and
+    accepted, the target's own token after those, and seconds of both passes.
     """
 
     ids: tuple[int, ...]
     confidence: tuple[float, ...] | None
+    worth: list[float]
     verified: int
     accepted: int
     bonus: int
@@ -35,7 +37,8 @@ class Drafted(NamedTuple):
 class Start:
     """Where rounds begin: a sequence, its last committed token and that one's position. left: most
     tokens that can follow. width: proposals of a block. most: rounds. ends: ids that end the text.
-    seconds: after which no round begins. rule: None verifies all.
+    seconds: after which no round begins. rule: None verifies all. fruitless: after how many rounds
+    in a row without an accepted proposal none begins.
     """
 
     seq: int
@@ -44,9 +47,10 @@ class Start:
     left: int
     width: int
     most: int
-    ends: Sequence[int]
+    ends: Collection[int]
     seconds: float
     rule: Rule | None
+    fruitless: int = MOST_ROUNDS
 
 
 class Run(NamedTuple):
@@ -87,12 +91,17 @@ class Rounds:
         rounds.ids, rounds.verified, rounds.accepted, rounds.bonus = self._owned
         self._seconds = [ffi.new("double[]", MOST_ROUNDS) for _ in range(2)]
         rounds.draft_s, rounds.verify_s = self._seconds
+        self._worth = rounds.worth = ffi.new("double[]", MOST_ROUNDS * (most + 1))
         if shape.confidence:
             self._scores = rounds.confidence = ffi.new("float[]", size)
+        self._rule = _NativeRule(most)
+        self._ends: Collection[int] = ()
+        self._native_ends = ffi.NULL
 
-    def run(self, start: Start) -> Run:
-        """Go through rounds from a start up to which the draft knows the features of all positions.
-        The target publishes its features.
+    def run(self, start: Start, waiting: FloatArray | None = None) -> Run:
+        """Go through rounds from a start up to which the draft knows the features of all positions,
+        but for those that are waiting [n, taps * width], which it learns first: of the last n, at
+        most a block's and one more. The target publishes its features.
 
         Raises DecodeError where the first one fails; the target then holds what it held.
         """
@@ -104,32 +113,38 @@ class Rounds:
         rounds.seq, rounds.width = start.seq, start.width
         rounds.anchor, rounds.position, rounds.left = start.anchor, start.position, start.left
         rounds.most, rounds.seconds = min(start.most, MOST_ROUNDS), start.seconds
-        ends = rounds.ends = ffi.new("int32_t[]", list(start.ends))
-        rounds.n_ends = len(ends)
-        rule, _owned = (ffi.NULL, []) if start.rule is None else _native(start.rule)
-        rounds.rule = rule
+        rounds.fruitless = start.fruitless
+        if start.ends is not self._ends:
+            self._ends, self._native_ends = start.ends, ffi.new("int32_t[]", [*start.ends])
+        rounds.ends, rounds.n_ends = self._native_ends, len(start.ends)
+        rounds.rule = ffi.NULL if start.rule is None else self._rule.of(start.rule)
         rounds.features, rounds.taps, rounds.n_taps = target.lend_features()
+        rounds.waiting = 0 if waiting is None else len(waiting)
+        assert rounds.waiting <= self._inject.capacity, "more features than there is memory for"
+        if waiting is not None:
+            target.run_features(len(waiting))[:] = waiting
         _check_servers(target, draft)
         code = lib.ls_draft_rounds(target.ptr, draft.ptr, rounds)
         _check_servers(target, draft)
         if code != 0:
             raise DecodeError(f"{target.model.path.name}: a round failed ({code})", code)
-        found = self._read(start.width)
+        found = self._read(start)
         draft.seconds += sum(each.draft_s for each in found)
         target.seconds += sum(each.verify_s for each in found)
         return Run(found, rounds.learnt, target.run_features(rounds.waiting))
 
-    def _read(self, width: int) -> list[Drafted]:
-        rounds = self._rounds
-        n = rounds.count
+    def _read(self, start: Start) -> list[Drafted]:
+        rounds, width, n = self._rounds, start.width, self._rounds.count
         ids = ffi.unpack(rounds.ids, n * width)
         scores = ffi.unpack(rounds.confidence, n * width) if rounds.confidence else None
+        worth = ffi.unpack(rounds.worth, n * (width + 1)) if start.rule is not None else []
         columns = rounds.verified, rounds.accepted, rounds.bonus, rounds.draft_s, rounds.verify_s
         rest = zip(*[ffi.unpack(column, n) for column in columns], strict=True)
         return [
             Drafted(
                 tuple(ids[i * width : (i + 1) * width]),
                 None if scores is None else tuple(scores[i * width : (i + 1) * width]),
+                worth[i * (width + 1) : (i + 1) * (width + 1)],
                 *each,
             )
             for i, each in enumerate(rest)
@@ -141,35 +156,63 @@ def _check_servers(*contexts: Context) -> None:
         context.model.check_servers()
 
 
-def width_by(rule: Rule, confidence: Sequence[float] | None, limit: int) -> int:
-    """How many of a block's first `limit` proposals a round would verify."""
-    native, _owned = _native(rule)
+def width_by(rule: Rule, confidence: Sequence[float] | None, limit: int) -> tuple[int, list[float]]:
+    """How many of a block's first `limit` proposals a round would verify, and what each number of
+    them from 0 on is worth.
+    """
+    native, worth = _NativeRule(limit), ffi.new("double[]", limit + 1)
     scores = ffi.NULL if confidence is None else ffi.new("float[]", list(confidence))
-    return int(lib.ls_choose_width(native, scores, limit))
+    width = int(lib.ls_choose_width(native.of(rule), scores, limit, worth))
+    return width, ffi.unpack(worth, limit + 1)
 
 
-def _native(rule: Rule) -> tuple[Any, list[Any]]:
-    """A rule for native code, and the memory that it points to."""
-    native = ffi.new("struct ls_rule *")
-    levels = [knots for knots in rule.levels[: len(rule.temperatures)]]
-    levels += [()] * (len(rule.temperatures) - len(levels))
-    native.rate, native.n_knots = rule.rate, len(rule.at)
-    native.n_temperatures = len(rule.temperatures)
-    owned = {
-        "prices": rule.prices,
-        "rates": rule.rates,
-        "at": rule.at,
-        "values": rule.values,
-        "temperatures": rule.temperatures,
-        "level_at": [at for knots in levels for at, _ in knots],
-        "level_values": [value for knots in levels for _, value in knots],
-    }
-    memory = []
-    for name, numbers in owned.items():
-        if numbers is not None:
-            memory.append(ffi.new("double[]", numbers))
-            setattr(native, name, memory[-1])
-    starts = [0, *accumulate(len(knots) for knots in levels)]
-    memory.append(ffi.new("int32_t[]", starts))
-    native.level_starts = memory[-1]
-    return native, memory
+class _NativeRule:
+    """A rule in native memory, which the next one overwrites."""
+
+    def __init__(self, proposals: int) -> None:
+        self._rule = ffi.new("struct ls_rule *")
+        sizes = {"prices": proposals + 2, "rates": proposals}
+        self._memory = {name: ffi.new("double[]", size) for name, size in sizes.items()}
+        self._rule.prices = self._memory["prices"]
+        self._levels: list[Any] = []
+
+    def of(self, rule: Rule) -> Any:  # noqa: ANN401
+        """The pointer that native code takes."""
+        native, memory = self._rule, self._memory
+        native.rate, native.least = rule.rate, rule.least
+        _fill(memory["prices"], rule.prices)
+        if rule.rates is not None:
+            _fill(memory["rates"], rule.rates)
+            native.rates = memory["rates"]
+            return native
+        native.rates, native.n_knots = ffi.NULL, len(rule.at)
+        native.at, native.values = (
+            self._list(name, of) for name, of in (("at", rule.at), ("values", rule.values))
+        )
+        native.n_temperatures = len(rule.temperatures)
+        if rule.temperatures:
+            self._scale(rule)
+        return native
+
+    def _list(self, name: str, numbers: Sequence[float]) -> Any:  # noqa: ANN401
+        memory = self._memory.get(name)
+        if memory is None or len(memory) < len(numbers):
+            memory = self._memory[name] = ffi.new("double[]", len(numbers))
+        _fill(memory, numbers)
+        return memory
+
+    def _scale(self, rule: Rule) -> None:
+        native, n = self._rule, len(rule.temperatures)
+        levels = [*rule.levels[:n], *[()] * (n - len(rule.levels))]
+        native.temperatures = self._list("temperatures", rule.temperatures)
+        native.level_at = self._list("level_at", [at for knots in levels for at, _ in knots])
+        values = [value for knots in levels for _, value in knots]
+        native.level_values = self._list("level_values", values)
+        starts = ffi.new("int32_t[]", [0, *accumulate(len(knots) for knots in levels)])
+        self._levels = [starts]
+        native.level_starts = starts
+
+
+def _fill(memory: Any, numbers: Sequence[float]) -> None:  # noqa: ANN401
+    n = min(len(memory), len(numbers))
+    memory[0:n] = [*numbers[:n]]

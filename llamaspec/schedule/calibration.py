@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp, log
 
 from llamaspec.runtime.rule import Rule
@@ -73,18 +74,14 @@ class Calibration:
         self._count(min(known, len(rates)), accepted)
         self._taught = self._taught or bool(said)
 
-    def rule(self, rate: float, prices: Sequence[float]) -> Rule:
-        """What `probabilities` makes of proposals now, for rounds in native code."""
-        scaling = self.scaling
-        return Rule(
-            rate,
-            prices,
-            None if self.confident else [*self.rates],
-            at=_KNOTS,
-            values=[*self._values],
-            temperatures=() if scaling is None else scaling.temperatures,
-            levels=() if scaling is None else scaling.levels,
-        )
+    def rule(self, rule: Rule) -> Rule:
+        """A rule with what `probabilities` makes of proposals now."""
+        if not self.confident:
+            return replace(rule, rates=[*self.rates])
+        found = replace(rule, at=_KNOTS, values=[*self._values])
+        if self.scaling is None:
+            return found
+        return replace(found, temperatures=self.scaling.temperatures, levels=self.scaling.levels)
 
     @property
     def confident(self) -> bool:

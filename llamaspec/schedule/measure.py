@@ -22,6 +22,7 @@ from llamaspec.schedule.cost import CostCurve, Surface
 Kind = Literal["verify", "draft", "injection"]
 _SEED = 7
 _IN_A_ROW = 2
+_EVERY = 16
 
 
 class BlockShape(Protocol):
@@ -51,9 +52,10 @@ class DraftSide:
 class Grid:
     """What is measured.
 
-    rows: of target passes. depths: positions in the KV cache before a pass. repeats: turns over
-    all sizes, each turn in another order. budget_s: seconds after which no further pass is begun,
-    None for no limit; the fewest and the most rows at the first depth are always measured.
+    rows: of target passes, those first that are to be measured first. depths: positions in the KV
+    cache before a pass. repeats: turns over all sizes, each turn after the first in another order.
+    budget_s: seconds after which no further pass is begun, None for no limit; the first two at the
+    first depth are always measured.
     """
 
     rows: tuple[int, ...]
@@ -63,10 +65,13 @@ class Grid:
 
 
 def quick(proposals: int, budget_s: float = 2.0) -> Grid:
-    """The reduced grid for loading a pair: up to five widths, one small depth, a time limit."""
+    """The grid for loading a pair: one small depth, a time limit, and within it every width up to
+    16 rows, as passes have steps. What there is no time for lies between what there was.
+    """
     most = proposals + 1
-    chosen = {1, 2, most, (1 + most) // 2, (3 + most) // 4}
-    return Grid(tuple(sorted(chosen & set(range(1, most + 1)))), (64,), 5, budget_s)
+    telling = (1, most, 2, (1 + most) // 2, (3 + most) // 4)
+    rows = dict.fromkeys(n for n in (*telling, *range(3, min(most, _EVERY) + 1)) if 1 <= n <= most)
+    return Grid(tuple(rows), (64,), 5, budget_s)
 
 
 def measure(
@@ -152,7 +157,10 @@ class _Work:
         """Visit every size once, in an order of its own; as long as time allows, but `least` of
         them.
         """
-        for number, rows in enumerate(self._shuffled(ends_first=least > 0)):
+        chosen = list(self.grid.rows)
+        if least == 0:
+            self.order.shuffle(chosen)
+        for number, rows in enumerate(chosen):
             if number >= least and spent():
                 return
             # single rows follow one another in plain decoding, and find caches as they left them
@@ -234,14 +242,6 @@ class _Work:
     def _note(self, kind: Kind, depth: int, size: int, started: float, *, counted: bool) -> None:
         if counted:
             self.times[kind, depth, size].append(time.perf_counter() - started)
-
-    def _shuffled(self, *, ends_first: bool) -> list[int]:
-        chosen = list(self.grid.rows)
-        self.order.shuffle(chosen)
-        if ends_first:
-            ends = (min(chosen), max(chosen))
-            chosen.sort(key=lambda size: size not in ends)
-        return chosen
 
     def surface(self, kind: str) -> Surface | None:
         """Medians of what was noted of a kind, at the depths where every size was reached."""

@@ -17,11 +17,12 @@ from llamaspec.schedule.prices import Prices
 _FORGET = 0.1
 _SMOOTH = 0.1
 _TRY, _DOUBT, _HOPE, _SURPRISE, _LENIENT = 0.15, 0.1, 0.5, 0.5, 0.1
+_PROBATION, _FRUITLESS = 0.1, 4
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
 _CURIOSITY = 32
-_NARROW = 32
+_NARROW, _FEW = 32, 2
 """Rounds with a narrower block before a whole one shows what is beyond it."""
 
 
@@ -33,7 +34,8 @@ class Gait:
     how many a block of so many proposals was better lately than none, its own time left out.
     narrow: rounds since a whole block was drafted. drafted: proposals of the last block. asked:
     whether the text began with a try, after one that ended without drafting.
-    expected: tokens of the last drafted round.
+    expected: tokens of the last drafted round. fruitless: drafted rounds in a row of which nothing
+    was accepted. together: its rounds can go several at once.
     """
 
     reach: list[float]
@@ -45,6 +47,8 @@ class Gait:
     drafted: int = 0
     asked: bool = True
     expected: float = 1.0
+    fruitless: int = 0
+    together: bool = False
 
 
 class Offer(NamedTuple):
@@ -58,6 +62,17 @@ class Offer(NamedTuple):
     depth: int
     sampled: bool = False
     cheap: bool = False
+
+
+class Weighed(NamedTuple):
+    """What each number of a block's proposals was worth, and how many of them are taken; at a going
+    rate, at a depth.
+    """
+
+    worth: Sequence[float]
+    best: int
+    rate: float
+    depth: int
 
 
 @dataclass
@@ -82,17 +97,20 @@ class Pace:
         self._seconds = self.prices.plain(0)
         self.rate = 1 / self._seconds
 
-    def begin(self) -> Gait:
-        """A new text: it starts from where the last one ended. Where that was without drafting, its
-        first round tells whether it pays now; ever fewer texts ask as long as it does not.
+    def begin(self, *, together: bool = False) -> Gait:
+        """A new text: it starts from where the last one ended. Where that was without drafting, it
+        drafts as long as that looks well, or, if the one before had only asked, its first round
+        tells whether it pays now; ever fewer texts ask as long as it does not.
         """
         last = self._last
         fresh = last.wait is None or self._let_go >= self._patience
         self._let_go = 0 if fresh else self._let_go + 1
-        reach = list(last.reach)
         asked = fresh and last.wait is not None
-        gain = min(last.gain, _HOPE)
-        return Gait(reach, gain, last.wait, last.patience, fresh, last.narrow, asked=asked)
+        gain, wait = min(last.gain, _HOPE), last.wait
+        if asked and self._patience == 0:
+            gain, wait = _PROBATION, None
+        known = [*last.reach], gain, wait, last.patience, fresh, last.narrow
+        return Gait(*known, asked=asked, together=together)
 
     def end(self, gait: Gait) -> None:
         """A text is over."""
@@ -131,34 +149,53 @@ class Pace:
 
     def ahead(self, gait: Gait, seconds: float) -> int:
         """How many rounds lie ahead that will draft as it is now, as far as so many seconds reach:
-        none while there is a doubt whether drafting pays.
+        few while there is a doubt whether drafting pays, a try alone.
         """
-        if gait.wait is not None or gait.gain < 0 or gait.narrow >= _NARROW:
-            return 0
-        rounds = int(seconds / self._seconds)
+        if gait.wait is not None:
+            return 1 if gait.wait == 0 or gait.fresh else 0
+        if gait.narrow >= _NARROW:
+            # a whole block shows what is beyond narrower ones, and one is enough
+            return 1
+        rounds = max(1, int(seconds / self._seconds))
+        if gait.gain < 0:
+            rounds = min(rounds, _FEW)
         return rounds if gait.drafted == self.prices.width else min(rounds, _NARROW - gait.narrow)
 
-    def rule(self, depth: int) -> Rule:
+    def rule(self, gait: Gait, depth: int) -> Rule:
         """What `width` goes by now, for rounds in native code."""
-        return self.calibration.rule(self.rate, self.prices.verify_all(depth))
+        least = 0 if gait.wait is None else 1
+        prices = self.prices.verify_all(depth)
+        return self.calibration.rule(Rule(self.rate, prices, depth=depth, least=least))
 
-    def width(self, gait: Gait, offer: Offer, chosen: int | None = None) -> int:
-        """How many proposals to verify of what was drafted for one text; chosen: how many have been
-        already.
-        """
+    def width(self, gait: Gait, offer: Offer) -> int:
+        """How many proposals to verify of what was drafted for one text."""
         depth, limit = offer.depth, offer.limit
         calibration = self.calibration_of(cheap=offer.cheap)
         chances = calibration.probabilities(offer.confidence, limit)
         worth = self._worth(chances, depth, stop=offer.sampled)
-        plain = 1 - self.rate * self.prices.plain(depth)
         if offer.cheap:
-            worth[0] = plain
+            worth[0] = 1 - self.rate * self.prices.plain(depth)
             return worth.index(max(worth)) or self._curious(limit)
-        best = worth.index(max(worth)) if chosen is None else chosen
+        best = worth.index(max(worth))
+        if self._weigh(gait, Weighed(worth, best, self.rate, depth)):
+            # a try that verifies nothing would never learn that its confidences are wrong
+            best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
+        gait.expected = worth[best] + self.rate * self.prices.verify(best + 1, depth)
+        return best
+
+    def took(self, gait: Gait, worth: Sequence[float], verified: int, rule: Rule) -> None:
+        """Take in a round in native code, where a rule for this depth has chosen."""
+        self._weigh(gait, Weighed(worth, verified, rule.rate, rule.depth))
+        gait.expected = worth[verified] + rule.rate * rule.prices[verified + 1]
+
+    def _weigh(self, gait: Gait, found: Weighed) -> bool:
+        """Take in what a block was worth; return whether it was a try, and in vain."""
+        worth, best, rate, depth = found
         self._reached(gait, worth)
-        drafting = self.rate * self._drafting(gait.drafted, depth)
-        net = worth[best] - drafting - plain
+        drafting = rate * self._drafting(gait, gait.drafted, depth)
+        net = worth[best] - drafting - (1 - rate * self.prices.plain(depth))
         gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
+        failed = False
         if gait.wait is None:
             self._judge(gait, drafting)
         elif gait.gain > 0 or (gait.fresh and net > 0):
@@ -166,20 +203,20 @@ class Pace:
             gait.patience = max(_FIRST_WAIT, gait.patience // 2)
         elif gait.wait == 0:
             gait.patience = _FIRST_WAIT if net > 0 else min(_LONGEST_WAIT, 2 * gait.patience)
-            gait.wait = gait.patience
-            # a try that verifies nothing would never learn that its confidences are wrong
-            best = max(range(min(1, limit), len(worth)), key=worth.__getitem__)
+            gait.wait, failed = gait.patience, True
         gait.fresh = False
-        gait.expected = worth[best] + self.rate * self.prices.verify(best + 1, depth)
-        return best
+        return failed
 
     def _judge(self, gait: Gait, drafting: float) -> None:
         # texts are short: to stop too early costs more than a few rounds that lose a little
         if gait.gain < -_LENIENT * drafting:
-            # from here on one good block is not enough to begin again
-            gait.wait, gait.gain = gait.patience, -_DOUBT
+            self._park(gait)
 
-    def _reached(self, gait: Gait, worth: list[float]) -> None:
+    def _park(self, gait: Gait) -> None:
+        # from here on one good block is not enough to begin again
+        gait.wait, gait.gain, gait.fruitless = gait.patience, -_DOUBT, 0
+
+    def _reached(self, gait: Gait, worth: Sequence[float]) -> None:
         """Take in what a block was worth, and so every narrower one."""
         reach, most, top = gait.reach, len(worth) - 1, len(gait.reach) - 1
         first = best = worth[0]
@@ -204,13 +241,17 @@ class Pace:
 
     def learn(self, gait: Gait, committed: int, verified: int, *, drafted: int, depth: int) -> None:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
-        drafting = self._drafting(drafted, depth) if drafted else 0.0
+        drafting = self._drafting(gait, drafted, depth) if drafted else 0.0
+        if drafted:
+            gait.fruitless = 0 if committed > 1 else gait.fruitless + 1
+        if gait.wait is None and gait.fruitless >= _FRUITLESS:
+            self._park(gait)
         if drafted and verified:
             # confidences of texts unlike those before can be wrong for long
             gait.gain += _SMOOTH * _SURPRISE * (committed - gait.expected)
             if gait.wait is None:
                 self._judge(gait, self.rate * drafting)
-        prices, besides = self.prices, self.prices.besides(drafted=False)
+        prices, besides = self.prices, self._besides(gait, drafted=False)
         plain = seconds = prices.plain(depth) + besides
         if drafted or verified:
             seconds = prices.verify(verified + 1, depth) + besides + drafting
@@ -218,11 +259,13 @@ class Pace:
         self._seconds += _FORGET * (seconds - self._seconds)
         self.rate = max(1 / plain, self._tokens / self._seconds)
 
-    def _drafting(self, width: int, depth: int) -> float:
+    def _drafting(self, gait: Gait, width: int, depth: int) -> float:
         """Seconds by which drafting makes a round longer, before anything is verified."""
-        prices = self.prices
-        more = prices.besides(drafted=True) - prices.besides(drafted=False)
-        return prices.draft(width, depth) + max(0.0, more)
+        more = self._besides(gait, drafted=True) - self._besides(gait, drafted=False)
+        return self.prices.draft(width, depth) + max(0.0, more)
+
+    def _besides(self, gait: Gait, *, drafted: bool) -> float:
+        return self.prices.besides(drafted=drafted, in_a_row=gait.together)
 
     def _worth(self, chances: Sequence[float], depth: int, *, stop: bool) -> list[float]:
         """Tokens less what the time could have brought, of each width from 0 on; with `stop` only

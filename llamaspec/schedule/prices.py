@@ -22,13 +22,14 @@ class Besides:
         """Seconds, 0 where none was seen."""
         return self._seconds[drafted]
 
-    def see(self, seconds: float, *, drafted: bool) -> None:
-        """Take in a round."""
+    def see(self, seconds: float, *, drafted: bool, times: int = 1) -> None:
+        """Take in a round, or so many of so many seconds each."""
         known, seen = self._seconds[drafted], self._seen[drafted]
         if seen:
             seconds = min(seconds, 2 * known)
-        self._seconds[drafted] += max(_LEARN, 1 / (seen + 1)) * (seconds - known)
-        self._seen[drafted] += 1
+        share = max(1 - (1 - _LEARN) ** times, times / (seen + times))
+        self._seconds[drafted] += share * (seconds - known)
+        self._seen[drafted] += times
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Prices:
         # and while one kind is not seen the others tell; the rest is a kind's own: plain passes
         # find the caches as the one before left them, others as a draft did
         self._speed = self._single = self._several = self._block = 1.0
-        self._besides = Besides()
+        self._besides, self._in_a_row = Besides(), Besides()
 
     def plain(self, depth: int) -> float:
         """A target pass over one row, after others like it."""
@@ -84,13 +85,22 @@ class Prices:
             self._draft[column] = table
         return table
 
-    def besides(self, *, drafted: bool) -> float:
-        """What a round takes beside passes; 0 where it was never seen."""
-        return self._besides.at(drafted=drafted)
+    def besides(self, *, drafted: bool, in_a_row: bool = False) -> float:
+        """What a round takes beside passes; 0 where it was never seen. in_a_row: as one of several
+        in native code, if such were seen.
+        """
+        found = self._in_a_row.at(drafted=drafted) if in_a_row else 0.0
+        return found or self._besides.at(drafted=drafted)
 
-    def observe_besides(self, seconds: float, *, drafted: bool) -> None:
-        """Take in what a round took beside passes. One that was held up counts little."""
-        if not self.pinned:
+    def observe_besides(self, seconds: float, *, drafted: bool, in_a_row: int = 0) -> None:
+        """Take in what a round took beside passes, or each of so many in a row in native code. One
+        that was held up counts little.
+        """
+        if self.pinned:
+            return
+        if in_a_row:
+            self._in_a_row.see(seconds, drafted=drafted, times=in_a_row)
+        else:
             self._besides.see(seconds, drafted=drafted)
 
     def _table(self, depth: int) -> list[float]:

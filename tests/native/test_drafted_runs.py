@@ -1,28 +1,30 @@
 """Drafted rounds that go several at once: the tokens, widths and records of rounds one by one."""
 
+import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from llamaspec import Session, demo
+from llamaspec.completion import Completion
 from llamaspec.draft.block import BlockDrafter
-from llamaspec.draft.drafter import Anchor
-from llamaspec.engine import drafted
 from llamaspec.errors import DecodeError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import LoadOptions
+from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
-from llamaspec.runtime.rounds import MOST_ROUNDS, Rounds, Start, width_by
+from llamaspec.runtime.rounds import MOST_ROUNDS, Drafted, Rounds, Run, Start, width_by
 from llamaspec.runtime.rule import Rule
 from llamaspec.schedule.calibration import Calibration
-from llamaspec.schedule.cost import CostCurve
+from llamaspec.schedule.cost import CostCurve, Surface
 from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.schedule.prices import Prices
 from llamaspec.schedule.scaling import Scaling
-from tests.converted import MODELS, converted
+from llamaspec.session import load
 
 pytestmark = pytest.mark.native
 
@@ -45,8 +47,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rounds every run had."""
     found, run = list[int](), Rounds.run
 
-    def counting(self: Rounds, start: Start) -> Run:
-        done = run(self, start)
+    def counting(self: Rounds, start: Start, waiting: FloatArray | None) -> Run:
+        done = run(self, start, waiting)
         found.append(len(done.rounds))
         return done
 
@@ -73,12 +75,15 @@ def test_a_text_of_runs_is_the_streams(
     assert (done.text, done.token_ids, done.rounds) == (other.text, other.token_ids, other.rounds)
     assert done.finish_reason == other.finish_reason
     # the caches are left alike: the next turn starts from as many positions, and proposes the same
-    held = [*done.token_ids[:-1]]
-    again = [session.tokenize(MESSAGES) + held + [300]]
+    text = [*session.tokenize(MESSAGES).tolist(), *done.token_ids, 300]
     turns = []
-    for _ in range(2):
-        turns.append(session.generate(again[0], max_tokens=20, draft_max=block))
+    for first in (session.generate, session.stream):
+        begun = first(MESSAGES, **options)  # type: ignore[operator]
+        if not isinstance(begun, Completion):
+            list(begun)
+        turns.append(session.generate(text, max_tokens=20, draft_max=block))
     assert turns[0].rounds == turns[1].rounds
+    assert turns[0].stats.cached_tokens == turns[1].stats.cached_tokens
 
 
 @pytest.mark.parametrize(
@@ -157,20 +162,22 @@ def _alike(some: list[Drafted], others: list[Drafted]) -> bool:
 def test_a_run_that_runs_out_of_room_gives_what_it_has(pair: Pair) -> None:
     drafter, target = pair.drafter, pair.context
     assert isinstance(drafter, BlockDrafter)
-    done = list[Drafted]()
+    n_ctx, done = target.shape.n_ctx, list[Drafted]()
     start = begin(pair, 300, MOST_ROUNDS)
-    with pytest.raises(DecodeError):
-        for _ in range(target.shape.n_ctx):
+    for _ in range(n_ctx):
+        try:
             done += drafter.run(target, start)
-            ids = ids_of(done)
-            assert target.length(0) == len(ids)
-            start = replace(start, anchor=ids[-1], position=len(ids))
+        except DecodeError:
+            break
+        ids = ids_of(done)
+        assert target.length(0) == drafter.known(0) == len(ids)
+        start = replace(start, anchor=ids[-1], position=len(ids))
     held = len(ids_of(done))
-    assert target.shape.n_ctx - BLOCK - 1 <= held <= target.shape.n_ctx
+    assert n_ctx - BLOCK - 1 <= held < n_ctx
     # what failed left nothing behind, and a narrower round still has room
     assert target.length(0) == held
-    drafter.keep(0, 0)
-    target.truncate(0, 0)
+    narrow = drafter.run(target, replace(start, width=1, most=1))
+    assert target.length(0) == held + len(ids_of(narrow))
 
 
 # --- the rule
@@ -219,16 +226,20 @@ def test_native_code_chooses_the_widths_of_the_pace(seed: int) -> None:
         limit = dice.randint(1, BLOCK)
         gait = pace.begin()
         gait.drafted = BLOCK
+        rule = pace.rule(gait, 0)
         expected = pace.width(gait, Offer(confidence, limit, 0))
-        assert width_by(pace.rule(0), confidence, limit) == expected
+        width, worth = width_by(rule, confidence, limit)
+        assert width == expected
+        chances = pace.calibration.probabilities(confidence, limit)
+        assert worth == pytest.approx(pace._worth(chances, 0, stop=False), abs=1e-9)
         kinds.add(expected)
     assert kinds
 
 
 def test_rules_differ() -> None:
     widths = set()
-    for rate in (0.0, 0.5, 0.9, 2.0):
+    for rate in (0.0, 0.5, 1.9, 3.0):
         prices = [0.0, *[1.0 + 0.3 * n for n in range(BLOCK + 1)]]
-        rule = Rule(rate, prices, [0.6] * BLOCK, at=(), values=())
-        widths.add(width_by(rule, None, BLOCK))
-    assert widths == {0, 1, 2, BLOCK}
+        rule = Rule(rate, prices, rates=[0.6] * BLOCK)
+        widths.add(width_by(rule, None, BLOCK)[0])
+    assert widths == {0, 1, 3, BLOCK}

@@ -184,11 +184,13 @@ def test_measuring_gives_every_size_and_leaves_no_trace(pair: Pair) -> None:
 
 def test_a_spent_budget_still_measures_the_ends(pair: Pair) -> None:
     grid = quick(7, budget_s=0.0)
-    assert grid.rows == (1, 2, 4, 8)
+    assert grid.rows == (1, 8, 2, 4, 3, 5, 6, 7)
     found = measure(pair.context, None, grid)
     assert found.verify.sizes == (1, 8)
     assert (found.draft, found.injection) == (None, None)
     assert quick(1).rows == (1, 2)
+    assert quick(40).rows[:5] == (1, 41, 2, 21, 11)
+    assert set(quick(40).rows) == {*range(1, 17), 21, 41}
 
 
 def test_cost_beside_its_floor(folder: Path) -> None:
