@@ -60,6 +60,9 @@ class Pacing:
         elif self.crowd is None:
             widths = [s.draft_limit and s.request.draft_max for s in active]
         else:
+            for sequence in active:
+                if sequence.member is not None and sequence.member.given_up:
+                    sequence.spared = True
             widths = self._together(self.crowd, active)
         self._before, self._drafts = self._drafts, any(widths)
         return widths
@@ -149,7 +152,7 @@ class Pacing:
         """Take in how a round went that did not end the text: what an ending cuts off says nothing
         about the draft.
         """
-        if self.pace is None or sequence.finish_reason is not None:
+        if self.pace is None or sequence.finish_reason is not None or sequence.spared:
             return
         verified, committed = len(proposal.ids), len(found.tokens)
         if sequence.gait is not None:

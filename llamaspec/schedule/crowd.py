@@ -34,6 +34,8 @@ _ASKED, _SPARED, _MOST_SPARED = 2, 94, 1504
 """Of so many texts one after another the features are kept all the same, then of so many not, each
 time of twice as many up to the most.
 """
+_FEW = 4
+"""Texts, of which one is asked at most: when it was in vain, that one is spared as well."""
 _AS_BEFORE = 8
 """Texts that are spared as the one before was, until it is reckoned again."""
 _RESTS = 4
@@ -115,6 +117,7 @@ class Crowd:
         if self._asked < _ASKED and not self._worths.hopeless(texts, depth=0):
             # together, as the target publishes features for all or for none
             self._asked, self._spared = self._asked + 1, self._gap
+            self._wait = self._wait and 1
             return False
         self._sparing = texts, _AS_BEFORE - 1
         self._spared -= _AS_BEFORE
@@ -152,6 +155,7 @@ class Crowd:
         free = [m for m, most in zip(members, limits, strict=True) if m is not None and most > 0]
         if not free:
             return scene.blocks
+        scene.free = free
         if not self.prices.drafts:
             scene.blocks = [*limits]
             return scene.blocks
@@ -204,9 +208,9 @@ class Crowd:
         if self._wait is None and self._worse:
             if self._worse < _SURE:
                 return []
-            self._park()
+            self._park(scene)
         elif self._wait is None and self._stretch.rounds >= _TRIAL and self._stretch.gain < 1:
-            self._park()
+            self._park(scene)
         elif self._wait is not None and gain > _DEAR:
             self._wait, self._stretch = None, Stretch()
             self._narrow = _LOOK
@@ -222,13 +226,20 @@ class Crowd:
         self._wait = max(_FIRST_WAIT, self._patience * len(free) // scene.texts)
         return scene.tries
 
-    def _park(self) -> None:
+    def _park(self, scene: Scene) -> None:
         """Draft no longer. What brought nothing, whatever was expected of it, is not begun again
         soon.
         """
+        self._give_up(scene)
         good = self._stretch.gain > _GOOD
         self._patience = _FIRST_WAIT if good else min(_LONGEST_WAIT, 2 * self._patience)
         self._wait = self._patience
+
+    def _give_up(self, scene: Scene) -> None:
+        """Where most texts are spared, keep the features of the others no longer."""
+        if _FEW * len(scene.free) <= scene.texts:
+            for member in scene.free:
+                member.given_up = True
 
     def _looks(self, scene: Scene, chosen: list[Member]) -> list[Member]:
         """Those of them whose block is to be a whole one, to see what is beyond narrower ones."""
@@ -291,8 +302,8 @@ class Crowd:
                 member.expected = sum(survival[:width]) / member.truth
                 self._see(scene, member, survival, worth)
                 self._judge(scene, member, prices.row)
-        if scene.tries:
-            self._tried(scene, survivals, paid, prices.row)
+        if scene.tries and not self._tried(scene, survivals, paid, prices.row):
+            self._give_up(scene)
         scene.seconds = self._seconds(scene, found)
         return found
 
@@ -320,10 +331,10 @@ class Crowd:
 
     def _tried(
         self, scene: Scene, survivals: list[list[float]], paid: list[int], row: float
-    ) -> None:
-        """Whether a try would have paid for all: then the next one comes soon."""
+    ) -> bool:
+        """Return whether a try would have paid for all: then the next one comes soon."""
         if not survivals:
-            return
+            return False
         rate, count, width = scene.rate, len(survivals), scene.plan.width
         brings = max(
             sum(sum(s[:n]) - rate * row * n for s, n in zip(survivals, widths, strict=True))
@@ -331,19 +342,21 @@ class Crowd:
         )
         texts = sum(m is not None for m in scene.members)
         spent = self.prices.draft(texts, texts * width, scene.depth)
-        if brings * texts / count > rate * spent:
-            self._wait = _FIRST_WAIT
-            for m in scene.members:
-                # the others have not been seen for long
-                if m is not None and not any(m is t for t in scene.tries):
-                    m.given, m.chosen, m.rows = (
-                        [(a + b) / 2 for a, b in zip(mine, usual, strict=True)]
-                        for mine, usual in (
-                            (m.given, self._common.given),
-                            (m.chosen, self._common.chosen),
-                            (m.rows, self._common.rows),
-                        )
+        if brings * texts / count <= rate * spent:
+            return False
+        self._wait = _FIRST_WAIT
+        for m in scene.members:
+            # the others have not been seen for long
+            if m is not None and not any(m is t for t in scene.tries):
+                m.given, m.chosen, m.rows = (
+                    [(a + b) / 2 for a, b in zip(mine, usual, strict=True)]
+                    for mine, usual in (
+                        (m.given, self._common.given),
+                        (m.chosen, self._common.chosen),
+                        (m.rows, self._common.rows),
                     )
+                )
+        return True
 
     def _seconds(self, scene: Scene, verified: list[int]) -> float:
         texts, total = scene.texts, sum(verified)

@@ -18,7 +18,8 @@ class Member:
     how many these are. seen: drafted rounds. nap: rounds until it is drafted for again, None while
     it is. patience: of the next nap. hits, hoped: proposals accepted lately, and expected to be.
     stated: survivals of what is verified in the round under way, as the draft states them;
-    expected: how many of these are accepted if it is right of this text.
+    expected: how many of these are accepted if it is right of this text. given_up: it is not to be
+    drafted for any more, so that its features need not be kept.
     """
 
     given: list[float]
@@ -31,6 +32,7 @@ class Member:
     hoped: float = _PRIOR
     stated: list[float] = field(default_factory=list)
     expected: float = 0.0
+    given_up: bool = False
 
     @classmethod
     def hopeful(cls, width: int) -> "Member":

@@ -17,7 +17,7 @@ from llamaspec.schedule.prices import Prices
 _FORGET = 0.1
 _SMOOTH = 0.1
 _TRY, _DOUBT, _HOPE, _SURPRISE, _LENIENT = 0.15, 0.1, 0.5, 0.5, 0.1
-_PROBATION, _FRUITLESS = 0.1, 4
+_PROBATION, _FRUITLESS = 0.1, 5
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
@@ -34,8 +34,9 @@ class Gait:
     how many a block of so many proposals was better lately than none, its own time left out.
     narrow: rounds since a whole block was drafted. drafted: proposals of the last block. asked:
     whether the text began with a try, after one that ended without drafting.
-    expected: tokens of the last drafted round. fruitless: drafted rounds in a row of which nothing
-    was accepted. together: its rounds can go several at once.
+    expected: tokens of the last drafted round. promising: whether it was to be better than a plain
+    one. fruitless: rounds that were not, and of which nothing was accepted, without one in between
+    of which something was. together: its rounds can go several at once.
     """
 
     reach: list[float]
@@ -47,6 +48,7 @@ class Gait:
     drafted: int = 0
     asked: bool = True
     expected: float = 1.0
+    promising: bool = True
     fruitless: int = 0
     together: bool = False
 
@@ -194,6 +196,7 @@ class Pace:
         self._reached(gait, worth)
         drafting = rate * self._drafting(gait, gait.drafted, depth)
         net = worth[best] - drafting - (1 - rate * self.prices.plain(depth))
+        gait.promising = net > 0
         gait.gain += (_SMOOTH if gait.wait is None else _TRY) * (net - gait.gain)
         failed = False
         if gait.wait is None:
@@ -243,7 +246,7 @@ class Pace:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
         drafting = self._drafting(gait, drafted, depth) if drafted else 0.0
         if drafted:
-            gait.fruitless = 0 if committed > 1 else gait.fruitless + 1
+            gait.fruitless = 0 if committed > 1 else gait.fruitless + (not gait.promising)
         if gait.wait is None and gait.fruitless >= _FRUITLESS:
             self._park(gait)
         if drafted and verified:

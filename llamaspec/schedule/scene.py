@@ -26,9 +26,9 @@ class Plan:
 class Scene:
     """The round under way. members: of its texts, None for those that are told what to draft.
     blocks: proposals to draft of each. depth: positions in the KV cache, on average. rate: the
-    going one, in tokens a second of all. tries: those that are drafted for to see whether it pays
-    now. told: proposals of texts that are told. seconds, tokens: what the round takes, by its
-    prices, and has brought to so many texts as have learnt.
+    going one, in tokens a second of all. free: those that can be drafted for. tries: those that are
+    drafted for to see whether it pays now. told: proposals of texts that are told. seconds, tokens:
+    what the round takes, by its prices, and has brought to so many texts as have learnt.
     """
 
     members: Sequence[Member | None]
@@ -36,6 +36,7 @@ class Scene:
     depth: int
     rate: float
     plan: Plan = Plan(0, True, 0.0)
+    free: list[Member] = field(default_factory=list)
     tries: list[Member] = field(default_factory=list)
     told: int = 0
     seconds: float = 0.0

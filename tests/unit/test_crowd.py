@@ -125,6 +125,8 @@ def serve(
     seconds, widths = 0.0, [0] * (WIDTH + 1)
     while done < tokens:
         members = [slot.member for slot in slots]
+        for slot in slots:
+            slot.spared |= slot.member.given_up
         limits = [0 if slot.spared else min(WIDTH, slot.left - 1) for slot in slots]
         blocks = chooser.plan(members, limits, 0)
         outcomes = [slot.draft.block(dice) for slot in slots]
