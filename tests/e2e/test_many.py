@@ -148,7 +148,10 @@ def test_an_injection_that_failed_after_it_was_done_is_made_good(
         settings: GenerateSettings = {"max_tokens": TOKENS, "draft_max": BLOCK}
         healthy = session.generate(messages(PROMPTS[2][1]), **settings)
         monkeypatch.setattr(Context, "_compute", compute)
-        done = session.generate(messages(PROMPTS[2][1]), **settings)
+        # a stream's rounds go one by one
+        list(session.stream(messages(PROMPTS[2][1]), **settings))
+        done = session.last
+    assert done is not None
     assert next(failures, None) is None
     assert done.token_ids == healthy.token_ids
     drafted = [len(r.draft) for r in done.rounds[:-1]]

@@ -503,6 +503,27 @@ def test_a_draft_that_fails_for_some_rounds(
     assert "out of luck" in warning.message
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_rounds_in_a_row_that_fail_go_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    session: Session,
+    after: bool,
+) -> None:
+    arguments = {"max_tokens": 60, "draft_max": BLOCK, "cache_prompt": False}
+    healthy = check(session.generate(CODE, **arguments))  # type: ignore[arg-type]
+    interrupter = Interrupter(1, after=after, error=DecodeError("out of luck", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "run", interrupter.around(Rounds.run))
+        done = check(session.generate(CODE, **arguments))  # type: ignore[arg-type]
+    assert interrupter.left < 0, "later rounds go in a row again"
+    # nothing is lost, so nobody is warned
+    assert (outcome(done), done.rounds) == (outcome(healthy), healthy.rounds)
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    again = check(session.generate(CODE, **arguments))  # type: ignore[arg-type]
+    assert again.rounds == healthy.rounds
+
+
 def test_a_draft_resumes_with_the_proposals_of_a_healthy_one(
     monkeypatch: pytest.MonkeyPatch, session: Session
 ) -> None:

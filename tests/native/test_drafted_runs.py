@@ -14,7 +14,7 @@ from llamaspec.completion import Completion
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.errors import DecodeError
 from llamaspec.loading import Pair, load_pair
-from llamaspec.options import LoadOptions
+from llamaspec.options import GenerateSettings, Head, LoadOptions
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.rounds import MOST_ROUNDS, Drafted, Rounds, Run, Start, width_by
@@ -25,13 +25,14 @@ from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.schedule.prices import Prices
 from llamaspec.schedule.scaling import Scaling
 from llamaspec.session import load
+from llamaspec.text.prompt import Prompt
 
 pytestmark = pytest.mark.native
 
-MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
+MESSAGES: Prompt = [{"role": "user", "content": "Write a function that adds two numbers."}]
 OPTIONS = LoadOptions(threads=1, context=256)
 BLOCK = 7
-HEADS = ["native", "graph"]
+HEADS: list[Head] = ["native", "graph"]
 
 
 @pytest.fixture(scope="module", params=HEADS)
@@ -40,6 +41,14 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     loaded = load_pair(demo.target_path(), demo.draft_path(), options)
     yield loaded
     loaded.close()
+
+
+def streamed(session: Session, prompt: Prompt, settings: GenerateSettings) -> Completion:
+    """A completion whose rounds go one by one."""
+    for _ in session.stream(prompt, **settings):
+        pass
+    assert session.last is not None
+    return session.last
 
 
 @pytest.fixture
@@ -63,43 +72,36 @@ def test_a_text_of_runs_is_the_streams(
     pair: Pair, counted: list[int], limit: int, stop: tuple[str, ...], block: int
 ) -> None:
     session = Session(pair)
-    options = {"max_tokens": limit, "stop": stop, "draft_max": block, "cache_prompt": False}
-    done = session.generate(MESSAGES, **options)  # type: ignore[arg-type]
+    settings: GenerateSettings = {"max_tokens": limit, "stop": stop, "draft_max": block}
+    settings["cache_prompt"] = False
+    done = session.generate(MESSAGES, **settings)
     assert sum(counted) >= len(done.rounds) - 1
     seen = len(counted)
-    for _ in session.stream(MESSAGES, **options):  # type: ignore[arg-type]
-        pass
+    other = streamed(session, MESSAGES, settings)
     assert len(counted) == seen, "a stream's rounds go one by one"
-    other = session.last
-    assert other is not None
     assert (done.text, done.token_ids, done.rounds) == (other.text, other.token_ids, other.rounds)
     assert done.finish_reason == other.finish_reason
     # the caches are left alike: the next turn starts from as many positions, and proposes the same
     text = [*session.tokenize(MESSAGES).tolist(), *done.token_ids, 300]
-    turns = []
-    for first in (session.generate, session.stream):
-        begun = first(MESSAGES, **options)  # type: ignore[operator]
-        if not isinstance(begun, Completion):
-            list(begun)
-        turns.append(session.generate(text, max_tokens=20, draft_max=block))
-    assert turns[0].rounds == turns[1].rounds
-    assert turns[0].stats.cached_tokens == turns[1].stats.cached_tokens
+    after_stream = session.generate(text, max_tokens=20, draft_max=block)
+    session.generate(MESSAGES, **settings)
+    after_run = session.generate(text, max_tokens=20, draft_max=block)
+    assert after_run.rounds == after_stream.rounds
+    assert after_run.stats.cached_tokens == after_stream.stats.cached_tokens
 
 
 @pytest.mark.parametrize(
     "draft", ["tiny-dflash-f32.gguf", "tiny-dspark-speculators-f32.gguf", "tiny-dspark-bf16.gguf"]
 )
 @pytest.mark.parametrize("head", ["auto", "graph"])
-def test_every_layout_of_blocks(ggufs: Path, counted: list[int], draft: str, head: str) -> None:
+def test_every_layout_of_blocks(ggufs: Path, counted: list[int], draft: str, head: Head) -> None:
     options = replace(OPTIONS, head=head)
     with load(ggufs / "tiny-target-f32.gguf", ggufs / draft, options=options) as session:
-        most = {"max_tokens": 80, "draft_max": session.draft_limit, "cache_prompt": False}
-        done = session.generate(MESSAGES, **most)  # type: ignore[arg-type]
+        settings: GenerateSettings = {"max_tokens": 80, "draft_max": session.draft_limit}
+        settings["cache_prompt"] = False
+        done = session.generate(MESSAGES, **settings)
         assert max(counted) > 1
-        for _ in session.stream(MESSAGES, **most):  # type: ignore[arg-type]
-            pass
-        assert session.last is not None
-        assert done.rounds == session.last.rounds
+        assert done.rounds == streamed(session, MESSAGES, settings).rounds
 
 
 def begin(pair: Pair, token: int, most: int) -> Start:
@@ -133,7 +135,7 @@ def test_a_run_ends_at_an_end_at_the_most_and_in_time(pair: Pair) -> None:
     assert len(rounds) == 5
     assert target.length(0) == drafter.known(0) == len(ids)
     # what the target alone chooses
-    batch, plain = Batch.create(1), []
+    batch, plain = Batch.create(1), list[int]()
     target.truncate(0, 0)
     batch.add_tokens([300], start=0, seq=0, output=ALL_OUTPUT)
     while len(plain) < len(ids):
