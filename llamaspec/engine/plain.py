@@ -11,7 +11,7 @@ from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
 
-_SECONDS = 0.01
+_SECONDS = 0.02
 """What a reader of a stream, and Ctrl-C, may wait for at most, beside the pass under way."""
 
 
