@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.ffi import LIBRARY_DIR, build_info
-from llamaspec.options import physical_cores, usable_processors
+from llamaspec.processors import physical_cores, usable_processors
 from llamaspec.runtime import backend
 
 # what matrix kernels choose by

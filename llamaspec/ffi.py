@@ -5,6 +5,8 @@ this package.
 from pathlib import Path
 from typing import Any
 
+# looks which processors there are before OpenMP, where it is told to, pins this thread to one
+import llamaspec.processors  # noqa: F401
 from llamaspec._version import LLAMA_CPP_COMMIT, __version__
 from llamaspec.errors import BuildMismatchError
 

@@ -1,16 +1,15 @@
 """Every option and its default, once. Values are checked on construction and raise OptionError."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
 from llamaspec.constraint import check_grammar, is_c_text, schema_text
 from llamaspec.endpoints import Endpoint, endpoints
 from llamaspec.errors import OptionError
+from llamaspec.processors import physical_cores, usable_processors
 
 FlashAttention = Literal["auto", "on", "off"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0"]
@@ -33,27 +32,6 @@ MAX_BATCH = 2**16
 MAX_SEED = 2**32 - 2
 MAX_LOGPROBS = 100
 MAX_BIAS = 10_000
-
-
-def usable_processors() -> int:
-    """The logical processors this process may run on."""
-    return len(_allowed()) or os.cpu_count() or 1
-
-
-def _allowed() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def physical_cores() -> int:
-    """The physical cores this process may run on: hyper-threads slow matrix products down."""
-    cores = set()
-    for cpu in _allowed():
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            cores.add(siblings.read_text())
-        except OSError:
-            return usable_processors()
-    return len(cores) or usable_processors()
 
 
 def _choice(name: str, value: str, kind: object) -> None:

@@ -46,7 +46,7 @@ def doctor(
 
 def _build() -> dict[str, Any]:
     from llamaspec.ffi import LIBRARY_DIR, build_info
-    from llamaspec.options import physical_cores
+    from llamaspec.processors import physical_cores
     from llamaspec.runtime.remote import PROGRAM
 
     server = LIBRARY_DIR / PROGRAM

@@ -115,3 +115,24 @@ def test_a_closed_session_says_so() -> None:
     lines = result.stdout.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("ClosedError this session is closed") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "pinning", [{}, {"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "cores"}, {"GOMP_CPU_AFFINITY": "0"}]
+)
+def test_openmp_that_pins_threads_leaves_their_number(pinning: dict[str, str]) -> None:
+    result = python(
+        """
+        import os
+        allowed = os.sched_getaffinity(0)
+        import llamaspec
+        with llamaspec.load(context=128) as session:
+            session.generate("One,", max_tokens=2)
+        from llamaspec.options import LoadOptions
+        from llamaspec.processors import usable_processors
+        assert usable_processors() == len(allowed), (usable_processors(), allowed)
+        assert LoadOptions(threads=len(allowed)).n_threads == len(allowed)
+        """,
+        **pinning,
+    )
+    assert result.returncode == 0, result.stderr

@@ -25,7 +25,7 @@ FLOORS = [
     {"ffi"},
     {"_native"},
     {"options"},
-    {"constraint", "endpoints"},
+    {"constraint", "endpoints", "processors"},
     {"errors", "turnstile", "_version"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
@@ -48,7 +48,7 @@ BESIDE = {
             "draft",
         ),
         *("trace", "verify", "schedule", "text", "runtime", "options", "errors", "_version"),
-        *("ffi", "convert"),
+        *("ffi", "convert", "processors"),
     },
 }
 
