@@ -202,7 +202,8 @@ class BlockDrafter:
         self._unsure.add(seq)
         run = self._rounds.run(start, None if features is None else features.rows)
         self._learnt[seq] = run.learnt
-        self._unsure.discard(seq)
+        if not run.failed:
+            self._unsure.discard(seq)
         self._waiting.drop(seq)
         self._waiting.add(seq, run.learnt, run.waiting)
         return run.rounds

@@ -35,21 +35,12 @@ class DraftedRuns:
             return None
         return cls(target, drafter)
 
-    def run(self, sequence: Sequence, pacing: Pacing) -> bool:
-        """Go through several; return whether there were any to go through. Where the text ended
-        between them, both caches hold more than `n_past`; where the first fails, that is raised.
-        """
-        start = self._start(sequence, pacing)
-        if start is None:
-            return False
-        self._commit(sequence, pacing, self.drafter.run(self.target, start), start.rule)
-        return True
-
-    def _start(self, sequence: Sequence, pacing: Pacing) -> Start | None:
+    def start(self, sequence: Sequence, pacing: Pacing) -> Start | None:
+        """From where, how, and how far rounds can go in a row; None where they cannot."""
         request, position = sequence.request, sequence.n_past
-        if not request.in_a_row:
+        if not request.in_a_row or sequence.spared:
             return None
-        if sequence.spared or self.drafter.known(sequence.slot) != position:
+        if self.drafter.known(sequence.slot) != position:
             return None
         most, width, rule = pacing.ahead(sequence, SECONDS)
         if most < 1:
@@ -67,6 +58,12 @@ class DraftedRuns:
             rule=rule,
             fruitless=MOST_ROUNDS if rule is None else _FRUITLESS,
         )
+
+    def run(self, sequence: Sequence, pacing: Pacing, start: Start) -> None:
+        """Go through several rounds. Where the text ends between them, both caches hold more than
+        `n_past` afterwards. Raises DecodeError where the first round fails.
+        """
+        self._commit(sequence, pacing, self.drafter.run(self.target, start), start.rule)
 
     def _commit(
         self, sequence: Sequence, pacing: Pacing, drafted: Several[Drafted], rule: Rule | None

@@ -227,11 +227,16 @@ class Engine:
         return True
 
     def _run_drafted(self, sequence: Sequence) -> bool:
-        runs, went = self._drafted, False
+        runs = self._drafted
         if runs is None or not self._teacher.wants(sequence):
             return False
+        start = runs.start(sequence, self.pacing)
+        if start is None:
+            return False
+        went = False
         try:
-            went = runs.run(sequence, self.pacing)
+            runs.run(sequence, self.pacing, start)
+            went = True
         except Exception as error:
             # a round of the loop comes upon it again, and knows whose fault it is
             logger.debug("rounds in a row: %s", error)

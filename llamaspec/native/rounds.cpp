@@ -100,11 +100,12 @@ class Rounds {
 
     int run() {
         const auto began = clock::now();
-        r->count = 0;
+        r->count = r->failed = 0;
         r->learnt = r->position - r->waiting;
         while (r->count < r->most && r->left > 1) {
             const int rc = round();
             if (rc != 0) {
+                r->failed = 1;
                 return r->count == 0 ? rc : 0;
             }
             fruitless = r->accepted[r->count] > 0 ? 0 : fruitless + 1;

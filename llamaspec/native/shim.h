@@ -176,10 +176,12 @@ struct ls_rounds {
     double * verify_s;
     int32_t learnt;
     int32_t waiting;
+    int32_t failed;
 };
 
 /* The draft knows the features of all positions below the first but for the last `waiting`, whose rows are in features. A failure
-   after the first round only ends the run; where the first fails, its code is returned, and the target holds what it held. */
+   after the first round only ends the run, as `failed` says; where the first fails, its code is returned, and the target holds
+   what it held. */
 int ls_draft_rounds(struct llama_context * target, struct llama_context * draft, struct ls_rounds * rounds);
 
 /* Target side: whether the graph gives the input of a layer as n_embd floats of every token; 1 or 0, negative on failure.

@@ -55,12 +55,14 @@ class Start:
 
 class Run(NamedTuple):
     """learnt: positions that the draft's cache holds. waiting [n, taps * width]: features of those
-    after them, in memory that is valid until the next pass of the target.
+    after them, in memory that is valid until the next pass of the target. failed: a later round
+    than the first failed, which may have left more in the draft's cache.
     """
 
     rounds: list[Drafted]
     learnt: int
     waiting: FloatArray
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class Rounds:
         found = self._read(start)
         draft.seconds += sum(each.draft_s for each in found)
         target.seconds += sum(each.verify_s for each in found)
-        return Run(found, rounds.learnt, target.run_features(rounds.waiting))
+        waits = target.run_features(rounds.waiting)
+        return Run(found, rounds.learnt, waits, bool(rounds.failed))
 
     def _read(self, start: Start) -> list[Drafted]:
         rounds, width, n = self._rounds, start.width, self._rounds.count
