@@ -130,7 +130,8 @@ class Rounds {
             return rc;
         }
         const int limit = std::min(r->width, r->left - 1);
-        const int width = r->rule ? choose_width(*r->rule, confidence, limit, r->worth + (size_t) r->count * (r->width + 1)) : limit;
+        double * worth = r->worth + (size_t) r->count * (r->width + 1);
+        const int width = r->rule ? choose_width(*r->rule, confidence, limit, worth) : limit;
         r->draft_s[r->count] = seconds_since(began);
         return verify(ids, width);
     }

@@ -140,10 +140,10 @@ int ls_choose_width(const struct ls_rule * rule, const float * confidence, int l
 /* Rounds of one sequence in a row. Batches: memory for a block, an injection and a verify pass. width: proposals of a block,
    which begins with `first` slots that propose nothing. taps [n_taps]; features: memory for the rows of a pass; ends [n_ends].
    rule: NULL verifies all. anchor, position, left (most tokens that can follow) move on with the rounds: at most `most`, until
-   an end is chosen, one token is left, `seconds` have gone, or of so many rounds in a row nothing was accepted: fruitless.
+   an end is chosen, one token is left, `seconds` have gone, or nothing was accepted of so many in a row: fruitless.
    By round, count of them: ids and, unless NULL, confidence [most, width], with a rule worth [most, width + 1], what was
-   verified and accepted, the target's own token after that, seconds of drafting and verifying. At the end the draft has learnt so many positions, and features are
-   waiting of those after them. */
+   verified and accepted, the target's own token after that, seconds of drafting and verifying. At the end the draft has
+   learnt so many positions, and features are waiting of those after them. */
 struct ls_rounds {
     struct ls_chain * chain;
     struct ls_batch * block;
