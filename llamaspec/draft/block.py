@@ -15,7 +15,7 @@ from llamaspec.runtime.arrays import ByteArray, FloatArray, IntArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.draft_context import DraftContext
-from llamaspec.runtime.rounds import BlockShape, Drafted, Rounds, Start
+from llamaspec.runtime.rounds import Drafted, Rounds, Start
 
 MOST_WAITING = 64
 """Rows of committed positions that wait for the next proposal; more are injected at once."""
@@ -193,8 +193,7 @@ class BlockDrafter:
         assert self.runs, "a block that native code cannot choose"
         seq, layout = start.seq, self._layout
         if self._rounds is None:
-            kept = layout.proposals, layout.first, layout.mask, layout.confidence
-            self._rounds = Rounds(target, self._context, BlockShape(*kept))
+            self._rounds = Rounds(target, self._context, layout)
         if seq in self._unsure or start.position - self._learnt[seq] > layout.proposals + 1:
             self._learn_waiting({seq})
         features = self._waiting.of({seq})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.draft.drafter import Drafter, Proposal
 from llamaspec.engine.pacing import Pacing
+from llamaspec.engine.plain import SECONDS
 from llamaspec.engine.sequence import Sequence
 from llamaspec.runtime.context import TargetContext
 from llamaspec.runtime.rounds import MOST_ROUNDS, Drafted, Start
@@ -15,8 +16,6 @@ from llamaspec.runtime.rule import Rule
 from llamaspec.trace import Round
 from llamaspec.verify.accept import Verification
 
-SECONDS = 0.02
-"""What Ctrl-C and other texts may wait for, beside the round under way."""
 _FRUITLESS = 2
 """Rounds in a row without an accepted proposal, after which the pace is asked again."""
 
@@ -36,11 +35,11 @@ class DraftedRuns:
         return cls(target, drafter)
 
     def start(self, sequence: Sequence, pacing: Pacing) -> Start | None:
-        """From where, how, and how far rounds can go in a row; None where they cannot."""
+        """From where, how, and how far rounds can go in a row; None where they cannot. For a
+        sequence that the drafter learns of.
+        """
         request, position = sequence.request, sequence.n_past
-        if not request.in_a_row or sequence.spared:
-            return None
-        if self.drafter.known(sequence.slot) != position:
+        if not request.in_a_row or self.drafter.known(sequence.slot) != position:
             return None
         most, width, rule = pacing.ahead(sequence, SECONDS)
         if most < 1:

@@ -105,7 +105,7 @@ class Pacing:
             return 0, 0, None
         if pace is None or gait is None:
             return MOST_ROUNDS, request.draft_max, None
-        if gait.wait and not gait.fresh:
+        if not gait.due:
             return 0, 0, None
         depth = sequence.n_past
         width = pace.block(gait, depth)

@@ -11,8 +11,8 @@ from llamaspec.runtime.batch import ALL_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
 from llamaspec.trace import Round
 
-_SECONDS = 0.02
-"""What a reader of a stream, and Ctrl-C, may wait for at most, beside the pass under way."""
+SECONDS = 0.02
+"""What Ctrl-C and other texts may wait for, beside the pass or round under way."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PlainRuns:
         batch.clear()
         batch.add_tokens([sequence.anchor], start=position, seq=sequence.slot, output=ALL_OUTPUT)
         before, ends = target.seconds, sorted(sequence.request.ending.ends)
-        tokens = target.decode_run(batch, most, ends, _SECONDS)
+        tokens = target.decode_run(batch, most, ends, SECONDS)
         spent = (target.seconds - before) / len(tokens)
         anchors = [sequence.anchor, *tokens]
         kept = sequence.commit(tokens)

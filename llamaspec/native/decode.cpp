@@ -160,6 +160,19 @@ int gather(llama_context * ctx, const int32_t * taps, int n_taps, int row, float
     return 0;
 }
 
+int gather_first(llama_context * ctx, const int32_t * taps, int n_taps, int n_rows, float * out) {
+    const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < n_rows; ++i) {
+        rc = gather(ctx, taps, n_taps, i, out + i * width);
+    }
+    return rc;
+}
+
+bool is_among(const int32_t * ids, int n, int32_t id) {
+    return std::find(ids, ids + n, id) != ids + n;
+}
+
 int decode_block(llama_context * ctx, ls_batch * batch, ls_chain * chain, int n_rows, int32_t * ids, float * confidence) {
     int rc = decode(ctx, batch);
     if (rc == 0) {
@@ -179,15 +192,11 @@ int ls_decode(llama_context * ctx, ls_batch * batch) {
 int ls_decode_choose(llama_context * ctx, ls_batch * batch, int n_rows, int32_t * ids, const int32_t * taps, int n_taps,
                      float * features) {
     return guarded(-1001, [&] {
-        const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
         int rc = decode(ctx, batch);
         if (rc == 0) {
             rc = choose(ctx, n_rows, ids);
         }
-        for (int i = 0; rc == 0 && n_taps > 0 && i < n_rows; ++i) {
-            rc = gather(ctx, taps, n_taps, i, features + i * width);
-        }
-        return rc;
+        return rc == 0 && n_taps > 0 ? gather_first(ctx, taps, n_taps, n_rows, features) : rc;
     });
 }
 
@@ -210,7 +219,7 @@ int ls_decode_run(llama_context * ctx, ls_batch * batch, int n, double seconds, 
                 return -1;
             }
             *count = i + 1;
-            if (std::find(ends, ends + n_ends, ids[i]) != ends + n_ends || clock::now() >= until) {
+            if (is_among(ends, n_ends, ids[i]) || clock::now() >= until) {
                 return 0;
             }
             batch->token[0] = ids[i];

@@ -16,5 +16,8 @@ int choose(llama_context * ctx, int n_rows, int32_t * ids);
 // As ls_decode_block.
 int decode_block(llama_context * ctx, ls_batch * batch, ls_chain * chain, int n_rows, int32_t * ids, float * confidence);
 
-// The layer inputs that taps name of one row of the last decode.
+// The layer inputs that taps name of one row of the last decode, or of its first n_rows.
 int gather(llama_context * ctx, const int32_t * taps, int n_taps, int row, float * out);
+int gather_first(llama_context * ctx, const int32_t * taps, int n_taps, int n_rows, float * out);
+
+bool is_among(const int32_t * ids, int n, int32_t id);

@@ -168,9 +168,8 @@ class Rounds {
         while (rc == 0 && k < width && choices[(size_t) k] == ids[k]) {
             ++k;
         }
-        const size_t row = (size_t) llama_model_n_embd(llama_get_model(target)) * r->n_taps;
-        for (int i = 0; rc == 0 && i <= k; ++i) {
-            rc = gather(target, r->taps, r->n_taps, i, r->features + i * row);
+        if (rc == 0) {
+            rc = gather_first(target, r->taps, r->n_taps, k + 1, r->features);
         }
         const int kept = rc == 0 ? k + 1 : 0;
         if (kept <= width) {
@@ -186,7 +185,7 @@ class Rounds {
 
     void commit(const int32_t * ids, int width, int k) {
         const int32_t bonus = choices[(size_t) k];
-        const auto ends = [&](int32_t id) { return std::find(r->ends, r->ends + r->n_ends, id) != r->ends + r->n_ends; };
+        const auto ends = [&](int32_t id) { return is_among(r->ends, r->n_ends, id); };
         ended = ends(bonus) || std::any_of(ids, ids + k, ends);
         r->verified[r->count] = width;
         r->accepted[r->count] = k;

@@ -175,12 +175,13 @@ class Context(KVCache):
         self.seconds += time.perf_counter() - started
         self.model.check_servers()
         if code != 0:
-            lines = log.drain()
-            reason = _DECODE_FAILURES.get(code) or log.reason(lines)
-            raise DecodeError(
-                f"{self.model.path.name}: decoding {batch.size} rows failed ({code}): {reason}",
-                code,
-            )
+            raise self.failure(code, f"decoding {batch.size} rows")
+
+    def failure(self, code: int, what: str) -> DecodeError:
+        """Why something native failed just now, by its code and llama.cpp's log."""
+        lines = log.drain()
+        reason = _DECODE_FAILURES.get(code) or log.reason(lines)
+        return DecodeError(f"{self.model.path.name}: {what} failed ({code}): {reason}", code)
 
     def _timed(self, function: Callable[..., int], *arguments: Any) -> int:  # noqa: ANN401
         ptr = self.ptr

@@ -1,12 +1,27 @@
 """A draft's context: blocks over what was injected, and what its rows give."""
 
-from typing import Any
+from typing import Any, Protocol
 
 from llamaspec.ffi import ffi, lib
 from llamaspec.runtime.arrays import ByteArray, FloatArray, byte_pointer, float_pointer
 from llamaspec.runtime.batch import Batch
 from llamaspec.runtime.chain import Chain
 from llamaspec.runtime.context import Context
+
+
+class BlockShape(Protocol):
+    """What of a draft's layout decides the passes; `draft.block.BlockLayout` has it."""
+
+    @property
+    def proposals(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def mask(self) -> int: ...
+    @property
+    def confidence(self) -> bool: ...
+    @property
+    def candidates(self) -> int: ...
 
 
 class DraftContext(Context):

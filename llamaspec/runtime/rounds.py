@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from llamaspec.errors import DecodeError
 from llamaspec.ffi import ffi, lib
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import Batch
 from llamaspec.runtime.context import Context, TargetContext
-from llamaspec.runtime.draft_context import DraftContext
+from llamaspec.runtime.draft_context import BlockShape, DraftContext
 from llamaspec.runtime.rule import Rule
 
 MOST_ROUNDS = 16
@@ -65,18 +64,6 @@ class Run(NamedTuple):
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """proposals: the most of a block. first: its slots before the first proposal. mask: the token
-    of all slots but the anchor's. confidence: whether the draft's rows give confidences.
-    """
-
-    proposals: int
-    first: int
-    mask: int
-    confidence: bool
-
-
 class Rounds:
     """Memory for runs of rounds on a target and its draft."""
 
@@ -129,7 +116,7 @@ class Rounds:
         code = lib.ls_draft_rounds(target.ptr, draft.ptr, rounds)
         _check_servers(target, draft)
         if code != 0:
-            raise DecodeError(f"{target.model.path.name}: a round failed ({code})", code)
+            raise target.failure(code, "a round")
         found = self._read(start)
         draft.seconds += sum(each.draft_s for each in found)
         target.seconds += sum(each.verify_s for each in found)
@@ -177,7 +164,6 @@ class _NativeRule:
         sizes = {"prices": proposals + 2, "rates": proposals}
         self._memory = {name: ffi.new("double[]", size) for name, size in sizes.items()}
         self._rule.prices = self._memory["prices"]
-        self._levels: list[Any] = []
 
     def of(self, rule: Rule) -> Any:  # noqa: ANN401
         """The pointer that native code takes."""
@@ -211,9 +197,8 @@ class _NativeRule:
         native.level_at = self._list("level_at", [at for knots in levels for at, _ in knots])
         values = [value for knots in levels for _, value in knots]
         native.level_values = self._list("level_values", values)
-        starts = ffi.new("int32_t[]", [0, *accumulate(len(knots) for knots in levels)])
-        self._levels = [starts]
-        native.level_starts = starts
+        starts = [0, *accumulate(len(knots) for knots in levels)]
+        native.level_starts = self._starts = ffi.new("int32_t[]", starts)
 
 
 def _fill(memory: Any, numbers: Sequence[float]) -> None:  # noqa: ANN401

@@ -9,35 +9,20 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from llamaspec.runtime.arrays import FloatArray
 from llamaspec.runtime.batch import ALL_OUTPUT, NO_OUTPUT, Batch
 from llamaspec.runtime.context import TargetContext
-from llamaspec.runtime.draft_context import DraftContext
+from llamaspec.runtime.draft_context import BlockShape, DraftContext
 from llamaspec.schedule.cost import CostCurve, Surface
 
 Kind = Literal["verify", "draft", "injection"]
 _SEED = 7
 _IN_A_ROW = 2
 _EVERY = 16
-
-
-class BlockShape(Protocol):
-    """What of a draft's layout decides the passes; `draft.block.BlockLayout` has it."""
-
-    @property
-    def proposals(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def mask(self) -> int: ...
-    @property
-    def confidence(self) -> bool: ...
-    @property
-    def candidates(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,10 @@ _FIRST_WAIT, _LONGEST_WAIT = 8, 256
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
 _CURIOSITY = 32
-_NARROW, _FEW = 32, 2
+_NARROW = 32
 """Rounds with a narrower block before a whole one shows what is beyond it."""
+_FEW = 2
+"""Rounds in a row in native code while it is in doubt whether drafting pays."""
 
 
 @dataclass
@@ -51,6 +53,11 @@ class Gait:
     promising: bool = True
     fruitless: int = 0
     together: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the next round drafts."""
+        return not self.wait or self.fresh
 
 
 class Offer(NamedTuple):
@@ -124,8 +131,9 @@ class Pace:
 
     def drafts(self, gait: Gait) -> bool:
         """Whether to draft in this round; asked once a round."""
-        if gait.wait is None or gait.wait == 0 or gait.fresh:
+        if gait.due:
             return True
+        assert gait.wait is not None
         gait.wait -= 1
         return False
 
@@ -150,13 +158,11 @@ class Pace:
         return gait.drafted
 
     def ahead(self, gait: Gait, seconds: float) -> int:
-        """How many rounds lie ahead that will draft as it is now, as far as so many seconds reach:
-        few while there is a doubt whether drafting pays, a try alone.
+        """How many rounds, of a text whose next one drafts, will draft blocks as wide as that, as
+        far as so many seconds reach: few while there is a doubt whether drafting pays, a try alone.
         """
-        if gait.wait is not None:
-            return 1 if gait.wait == 0 or gait.fresh else 0
-        if gait.narrow >= _NARROW:
-            # a whole block shows what is beyond narrower ones, and one is enough
+        if gait.wait is not None or gait.narrow >= _NARROW:
+            # of whole blocks, to see what is beyond narrower ones, one is enough as well
             return 1
         rounds = max(1, int(seconds / self._seconds))
         if gait.gain < 0:
