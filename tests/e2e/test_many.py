@@ -15,6 +15,7 @@ from llamaspec.options import GenerateSettings
 from llamaspec.runtime.context import Context
 from llamaspec.runtime.draft_context import DraftContext
 from llamaspec.session import Session, load
+from tests.decoding import one_by_one
 
 pytestmark = pytest.mark.native
 
@@ -149,9 +150,7 @@ def test_an_injection_that_failed_after_it_was_done_is_made_good(
         healthy = session.generate(messages(PROMPTS[2][1]), **settings)
         monkeypatch.setattr(Context, "_compute", compute)
         # a stream's rounds go one by one
-        list(session.stream(messages(PROMPTS[2][1]), **settings))
-        done = session.last
-    assert done is not None
+        done = one_by_one(session, messages(PROMPTS[2][1]), **settings)
     assert next(failures, None) is None
     assert done.token_ids == healthy.token_ids
     drafted = [len(r.draft) for r in done.rounds[:-1]]

@@ -29,6 +29,7 @@ from llamaspec.runtime.rounds import Rounds
 from llamaspec.runtime.vocab import Vocab
 from llamaspec.session import Session, load
 from llamaspec.text.prompt import Prompt
+from tests.decoding import one_by_one
 from tests.rewrite import rewrite
 
 pytestmark = pytest.mark.native
@@ -376,14 +377,6 @@ PLACES = [
     (DraftContext, "truncate"),
 ]
 RUN_PLACES = [(BlockDrafter, "run"), (Rounds, "run"), (Waiting, "add"), (Sequence, "commit")]
-
-
-def one_by_one(session: Session, prompt: Prompt, **arguments: Any) -> Completion:  # noqa: ANN401
-    """A completion by rounds that go one by one."""
-    for _ in session.stream(prompt, **arguments):
-        pass
-    assert session.last is not None
-    return session.last
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

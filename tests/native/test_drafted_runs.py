@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from llamaspec import Session, demo
-from llamaspec.completion import Completion
 from llamaspec.draft.block import BlockDrafter
 from llamaspec.errors import DecodeError
 from llamaspec.loading import Pair, load_pair
@@ -26,6 +25,7 @@ from llamaspec.schedule.prices import Prices
 from llamaspec.schedule.scaling import Scaling
 from llamaspec.session import load
 from llamaspec.text.prompt import Prompt
+from tests.decoding import one_by_one
 
 pytestmark = pytest.mark.native
 
@@ -41,14 +41,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     loaded = load_pair(demo.target_path(), demo.draft_path(), options)
     yield loaded
     loaded.close()
-
-
-def streamed(session: Session, prompt: Prompt, settings: GenerateSettings) -> Completion:
-    """A completion whose rounds go one by one."""
-    for _ in session.stream(prompt, **settings):
-        pass
-    assert session.last is not None
-    return session.last
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def test_a_text_of_runs_is_the_streams(
     done = session.generate(MESSAGES, **settings)
     assert sum(counted) >= len(done.rounds) - 1
     seen = len(counted)
-    other = streamed(session, MESSAGES, settings)
+    other = one_by_one(session, MESSAGES, **settings)
     assert len(counted) == seen, "a stream's rounds go one by one"
     assert (done.text, done.token_ids, done.rounds) == (other.text, other.token_ids, other.rounds)
     assert done.finish_reason == other.finish_reason
@@ -101,7 +93,7 @@ def test_every_layout_of_blocks(ggufs: Path, counted: list[int], draft: str, hea
         settings["cache_prompt"] = False
         done = session.generate(MESSAGES, **settings)
         assert max(counted) > 1
-        assert done.rounds == streamed(session, MESSAGES, settings).rounds
+        assert done.rounds == one_by_one(session, MESSAGES, **settings).rounds
 
 
 def begin(pair: Pair, token: int, most: int) -> Start:
