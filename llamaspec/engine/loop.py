@@ -196,7 +196,7 @@ class Engine:
         for sequence in active:
             if sequence.lost:
                 self._rebuild(sequence, sequence.n_past)
-        if len(active) == 1 and self._run(active[0]):
+        if self._run(active):
             return True
         alone = self.doubt.alone(active[0])
         replayed = self._replay(active[0]) if alone else 0
@@ -211,19 +211,24 @@ class Engine:
             self._commit(sequences, proposals, starts, verified, replayed)
         return False
 
-    def _run(self, sequence: Sequence) -> bool:
+    def _run(self, active: list[Sequence]) -> bool:
         """Several rounds at once, where nothing lies between them; return whether it was."""
         if self.doubt or self.accept is not accept:
             return False
-        position, most = sequence.n_past, self._plain.ahead(sequence, self.pacing)
+        if 1 < len(active) < len(self._active):
+            # who has just got his first token is not to wait for rounds of the others
+            return False
+        position, most = active[0].n_past, self._plain.ahead(active, self.pacing)
         if most < 2:
-            return self._run_drafted(sequence)
-        kept, decoded = self._plain.run(sequence, self.pacing, most)
-        if kept < decoded:
-            self._cut(sequence)
-        if self._teacher.wants(sequence):
-            spans = [Span(sequence.slot, position, kept)]
-            self._teacher.teach(partial(self._target.run_features, kept), spans)
+            return len(active) == 1 and self._run_drafted(active[0])
+        kept, decoded = self._plain.run(active, self.pacing, most)
+        for sequence, count in zip(active, kept, strict=True):
+            if count < decoded:
+                self._cut(sequence)
+        if self._teacher.wants(active[0]):
+            assert len(active) == 1, "texts that are drafted for go round by round"
+            spans = [Span(active[0].slot, position, kept[0])]
+            self._teacher.teach(partial(self._target.run_features, kept[0]), spans)
         return True
 
     def _run_drafted(self, sequence: Sequence) -> bool:

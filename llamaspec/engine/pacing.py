@@ -190,6 +190,18 @@ class Pacing:
         if self.pace is not None:
             self.pace.prices.observe_plain(depth, seconds, times)
 
+    def went_plainly(
+        self, active: Several[Sequence], rounds: int, depth: int, seconds: float
+    ) -> None:
+        """So many rounds in a row have gone plainly, in place of `plan`: what each pass took."""
+        self._many = len(active) > 1
+        if not self._many:
+            self.observe_plain(depth, seconds, rounds)
+        elif self.crowd is not None:
+            self._before = self._drafts = False
+            self.crowd.rest(len(active), rounds)
+            self.crowd.prices.observe(len(active), len(active), depth, seconds, even=True)
+
     def observe_draft(
         self, active: Several[Sequence], offers: Several[Proposal], seconds: float
     ) -> None:
@@ -214,7 +226,7 @@ class Pacing:
         row: in native code.
         """
         count = len(active[0].rounds) - before
-        if self.pace is None or not count:
+        if self.pace is None or not count or (in_a_row and len(active) > 1):
             return
         if len(active) == 1:
             drafted = active[0].rounds[-1].offered > 0

@@ -2,6 +2,7 @@
 would cost as much again.
 """
 
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from llamaspec.draft.drafter import Drafter
@@ -17,37 +18,51 @@ SECONDS = 0.02
 
 @dataclass(frozen=True)
 class PlainRuns:
-    """Rounds of a sequence that is alone. batch: memory for a row."""
+    """Rounds of a sequence that is alone, or of several that nothing is drafted for. batch: memory
+    for a row of each.
+    """
 
     target: TargetContext
     drafter: Drafter | None
     batch: Batch
 
-    def ahead(self, sequence: Sequence, pacing: Pacing) -> int:
+    def ahead(self, active: Several[Sequence], pacing: Pacing) -> int:
         """How many such rounds lie ahead between which there is nothing to decide."""
-        request, drafter = sequence.request, self.drafter
-        left = request.limit - len(sequence.tokens)
-        if not request.in_a_row:
+        if self.target.recurrent or not all(s.request.in_a_row for s in active):
             return 0
-        if self.target.recurrent:
-            return 0
-        if drafter is None or request.draft_max == 0 or sequence.spared:
+        left = min(s.request.limit - len(s.tokens) for s in active)
+        if all(self._undrafted(s) for s in active):
             return left
-        return 0 if drafter.proposes_parked else min(pacing.idle(sequence), left)
+        assert self.drafter is not None
+        if len(active) > 1 or self.drafter.proposes_parked:
+            return 0
+        return min(pacing.idle(active[0]), left)
 
-    def run(self, sequence: Sequence, pacing: Pacing, most: int) -> tuple[int, int]:
-        """Go through `most` of them at most; return how many were committed, and how many rows
-        were decoded: those after an end still have to leave the cache. Raises DecodeError.
+    def _undrafted(self, sequence: Sequence) -> bool:
+        return self.drafter is None or sequence.request.draft_max == 0 or sequence.spared
+
+    def run(self, active: Several[Sequence], pacing: Pacing, most: int) -> tuple[list[int], int]:
+        """Go through `most` of them at most; return how many each sequence committed, and how many
+        rows of each were decoded: those after an end still have to leave the cache. Raises
+        DecodeError.
         """
-        batch, target, position = self.batch, self.target, sequence.n_past
+        batch, target, texts = self.batch, self.target, len(active)
         batch.clear()
-        batch.add_tokens([sequence.anchor], start=position, seq=sequence.slot, output=ALL_OUTPUT)
-        before, ends = target.seconds, sorted(sequence.request.ending.ends)
-        tokens = target.decode_run(batch, most, ends, SECONDS)
-        spent = (target.seconds - before) / len(tokens)
-        anchors = [sequence.anchor, *tokens]
-        kept = sequence.commit(tokens)
-        sequence.rounds += [Round(position + i, anchors[i], (), None, 0, 1) for i in range(kept)]
-        pacing.observe_plain(position, spent, len(tokens))
-        pacing.skip(sequence, kept)
-        return kept, len(tokens)
+        for s in active:
+            batch.add_tokens([s.anchor], start=s.n_past, seq=s.slot, output=ALL_OUTPUT)
+        depth, before = sum(s.n_past for s in active) // texts, target.seconds
+        ends = set[int]().union(*(s.request.ending.ends for s in active))
+        found = target.decode_run(batch, most, ends, SECONDS)
+        rounds, kept = len(found[0]), []
+        spent = (target.seconds - before) / rounds
+        for s, tokens in zip(active, found, strict=True):
+            position, anchors = s.n_past, [s.anchor, *tokens]
+            taken = s.commit(tokens)
+            s.rounds += [
+                Round(position + i, anchors[i], (), None, 0, 1, texts=texts) for i in range(taken)
+            ]
+            kept.append(taken)
+        pacing.went_plainly(active, rounds, depth, spent)
+        if texts == 1:
+            pacing.skip(active[0], kept[0])
+        return kept, rounds

@@ -206,24 +206,25 @@ int ls_decode_run(llama_context * ctx, ls_batch * batch, int n, double seconds, 
         using clock = std::chrono::steady_clock;
         const auto until = clock::now() + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
         const size_t width = (size_t) llama_model_n_embd(llama_get_model(ctx)) * n_taps;
+        const int rows = batch->size;
         *count = 0;
-        if (batch->size != 1) {
-            return fail("a run starts from one row");
-        }
-        for (int i = 0; i < n; ++i) {
+        for (int i = 0; i < n; ++i, ids += rows, features += rows * width) {
             const int rc = decode(ctx, batch);
             if (rc != 0) {
                 return i == 0 ? rc : 0;
             }
-            if (choose(ctx, 1, ids + i) != 0 || gather(ctx, taps, n_taps, 0, features + i * width) != 0) {
+            if (choose(ctx, rows, ids) != 0 || gather_first(ctx, taps, n_taps, rows, features) != 0) {
                 return -1;
             }
             *count = i + 1;
-            if (is_among(ends, n_ends, ids[i]) || clock::now() >= until) {
+            const bool ended = std::any_of(ids, ids + rows, [&](int32_t id) { return is_among(ends, n_ends, id); });
+            if (ended || clock::now() >= until) {
                 return 0;
             }
-            batch->token[0] = ids[i];
-            ++batch->pos[0];
+            for (int row = 0; row < rows; ++row) {
+                batch->token[row] = ids[row];
+                ++batch->pos[row];
+            }
         }
         return 0;
     });

@@ -73,9 +73,9 @@ int ls_decode(struct llama_context * ctx, struct ls_batch * batch);
 int ls_decode_choose(struct llama_context * ctx, struct ls_batch * batch, int n_rows, int32_t * ids, const int32_t * taps,
                      int n_taps, float * features);
 
-/* Decode the one row of a batch, then the greedy choice after it, and so on: up to n tokens, until one of ends [n_ends] is
-   chosen or `seconds` have gone. ids [n] and, with taps, their rows' features [n, n_taps * width] are filled, count says how
-   far; a failure after the first row only ends the run. */
+/* Decode the rows of a batch, each of a sequence of its own, then the greedy choices after them, and so on: up to n passes,
+   until one of ends [n_ends] is chosen or `seconds` have gone. ids [n, rows] and, with taps, the rows' features
+   [n, rows, n_taps * width] are filled, count says how many passes; a failure after the first one only ends the run. */
 int ls_decode_run(struct llama_context * ctx, struct ls_batch * batch, int n, double seconds, const int32_t * ends,
                   int n_ends, const int32_t * taps, int n_taps, float * features, int32_t * ids, int32_t * count);
 

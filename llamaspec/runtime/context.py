@@ -1,7 +1,7 @@
 """A KV cache and its compute buffers, on one model."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ _CACHE = {
 # every width, each with a compute buffer of its own
 KEPT_GRAPHS, KEPT_ROWS = 16, 16
 LONGEST_RUN = 64
-"""Most tokens of `TargetContext.decode_run`."""
+"""Most passes of `TargetContext.decode_run`."""
 _DECODE_FAILURES = {1: "no room in the KV cache", 2: "aborted", -1: "invalid batch"}
 
 
@@ -224,7 +224,7 @@ class TargetContext(Context):
         context = super().create(model, shape, other)
         context.recurrent = model.recurrent
         context.snapshots = int(lib.llama_n_rs_seq(context.ptr))
-        context._run_ids = ffi.new("int32_t[]", LONGEST_RUN)
+        context._run_ids = ffi.new("int32_t[]", LONGEST_RUN * shape.n_seq)
         context._run_count = ffi.new("int32_t *")
         # by sequence: the length that a state can go back to, and its length; none while in doubt
         context._reach = {}
@@ -329,25 +329,30 @@ class TargetContext(Context):
         self._gathered = n_rows
         return found
 
-    def decode_run(self, batch: Batch, most: int, ends: Sequence[int], seconds: float) -> list[int]:
-        """Decode the only row of `batch`, then the greedy choice after it, and so on. Return the
-        choices: `most` of them, at most `LONGEST_RUN` and n_batch, or fewer where one of the ids in
+    def decode_run(
+        self, batch: Batch, most: int, ends: Collection[int], seconds: float
+    ) -> list[list[int]]:
+        """Decode the rows of `batch`, each of a sequence of its own, then the greedy choices after
+        them, and so on. Return the choices of every row [rows, passes]: of `most` passes, at most
+        `LONGEST_RUN` and as many as n_batch holds rows of, or of fewer where one of the ids in
         `ends` is chosen, `seconds` have gone, or a pass fails that is not the first.
 
-        While features are published, `run_features` has those of every row. Raises DecodeError as
-        `decode` does.
+        While features are published, `run_features` has those of every row, pass by pass. Raises
+        DecodeError as `decode` does.
         """
         assert not self.recurrent, "a recurrent state would lose its snapshots"
+        rows = batch.size
+        assert rows <= self.shape.n_seq, "more rows than there are sequences"
         self._gathered = 0
         taps, n_taps = self._taps_pointer, len(self.taps) if self._tapping else 0
         features = self._features_pointer if n_taps else ffi.NULL
         out = features, self._run_ids, self._run_count
-        most = min(most, LONGEST_RUN, self.shape.n_batch)
+        most = min(most, LONGEST_RUN, self.shape.n_batch // rows)
         self._compute(
             lib.ls_decode_run, batch, most, seconds, list(ends), len(ends), taps, n_taps, *out
         )
-        found: list[int] = ffi.unpack(self._run_ids, self._run_count[0])
-        return found
+        found: list[int] = ffi.unpack(self._run_ids, self._run_count[0] * rows)
+        return [found[row::rows] for row in range(rows)]
 
     def lend_features(self) -> tuple[Any, Any, int]:
         """Memory for the feature rows of a pass, where `run_features` finds them, and what they are

@@ -125,10 +125,12 @@ class Crowd:
             self._asked, self._gap = 0, min(2 * self._gap, _MOST_SPARED)
         return True
 
-    def rest(self, texts: int) -> None:
-        """A round of so many texts none of which can be drafted for, in place of `plan`."""
+    def rest(self, texts: int, rounds: int = 1) -> None:
+        """Rounds of so many texts none of which can be drafted for, in place of `plan`."""
         self._close()
-        self._going.setdefault(texts.bit_length(), Going()).add(1.0, 1.0)
+        going = self._going.setdefault(texts.bit_length(), Going())
+        for _ in range(rounds):
+            going.add(1.0, 1.0)
 
     def rate(self, texts: int, depth: int) -> float:
         """The going rate: tokens a second of all, that of plain decoding at least."""

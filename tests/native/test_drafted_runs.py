@@ -131,7 +131,7 @@ def test_a_run_ends_at_an_end_at_the_most_and_in_time(pair: Pair) -> None:
     target.truncate(0, 0)
     batch.add_tokens([300], start=0, seq=0, output=ALL_OUTPUT)
     while len(plain) < len(ids):
-        plain += target.decode_run(batch, len(ids) - len(plain), [], 60.0)
+        plain += target.decode_run(batch, len(ids) - len(plain), [], 60.0)[0]
         batch.clear()
         batch.add_tokens(plain[-1:], start=len(plain), seq=0, output=ALL_OUTPUT)
     assert ids == plain

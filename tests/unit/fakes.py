@@ -1,6 +1,6 @@
 """A scripted target and drafter: the loop's logic without weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from zlib import crc32
@@ -63,21 +63,26 @@ class FakeTarget:
         self.decode(batch)
         return self._out[:n_rows]
 
-    def decode_run(self, batch: Batch, most: int, ends: list[int], seconds: float) -> list[int]:
-        found: list[int] = []
+    def decode_run(
+        self, batch: Batch, most: int, ends: Collection[int], seconds: float
+    ) -> list[list[int]]:
+        rows = batch.rows()
+        found: list[list[int]] = [[] for _ in rows]
         self.run_rows: list[tuple[int, int]] = []
-        (row,) = batch.rows()
-        while len(found) < min(most, N_BATCH):
+        while len(found[0]) < min(most, N_BATCH // len(rows)):
             try:
-                found += self.decode_choose(batch, 1)
+                chosen = self.decode_choose(batch, len(rows))
             except DecodeError:
-                if not found:
+                if not found[0]:
                     raise
                 break
             self.run_rows += self._rows
             batch.clear()
-            batch.add_tokens(found[-1:], start=row.position + len(found), seq=row.seq, output=1)
-            if found[-1] in ends:
+            for row, tokens, token in zip(rows, found, chosen, strict=True):
+                tokens.append(token)
+                at = row.position + len(tokens)
+                batch.add_tokens([token], start=at, seq=row.seq, output=1)
+            if any(token in ends for token in chosen):
                 break
         return found
 
