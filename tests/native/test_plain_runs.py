@@ -179,7 +179,8 @@ def test_a_run_of_several_rows_gives_what_single_passes_give(several: Pair) -> N
     assert [target.length(seq) for seq in range(3)] == [21, 25, 60]
     target.publish(False)
     # an end of any of them ends the run
-    end = next(t for t in tokens[2][5:] if all(t not in ids for ids in (*tokens[:2], tokens[2][:5])))
+    others = {*tokens[0], *tokens[1], *tokens[2][:5]}
+    end = next(token for token in tokens[2][5:] if token not in others)
     begin(target, batch)
     found = target.decode_run(batch, 20, [end], 60.0)
     assert found == [ids[: tokens[2].index(end) + 1] for ids in tokens]
