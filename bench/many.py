@@ -29,7 +29,7 @@ from llamaspec.bench.ours import without_end
 from llamaspec.bench.peers import ServerArm, Tools, server
 from llamaspec.bench.synthetic import ScriptedAcceptance, for_width, read_rates
 from llamaspec.bench.workloads import Prompt, read
-from llamaspec.errors import OptionError
+from llamaspec.errors import LlamaSpecError, OptionError
 from llamaspec.options import GenerateSettings, LoadOptions
 from llamaspec.runtime.gguf_file import GGUFFile
 from llamaspec.session import Session, load
@@ -170,7 +170,9 @@ def digest(ids: Ids, ends: frozenset[int]) -> str:
 
 
 def measure(setting: Setting, arms: list[str], prompts: list[Ready], repeats: int) -> Iterator[Ran]:
-    """Every arm once a repeat, in an order that changes; one warm-up of a few prompts each."""
+    """Every arm once a repeat, in an order that changes; one warm-up of a few prompts each. Without
+    an arm that fails, as a server does that ends itself, from there on.
+    """
     order = random.Random(setting.concurrency)
     with ExitStack() as stack:
         ready_arms = {arm: opened(setting, arm, stack) for arm in arms}
@@ -180,9 +182,14 @@ def measure(setting: Setting, arms: list[str], prompts: list[Ready], repeats: in
             runner.run(prompts[: max(4, setting.concurrency)])
         for repeat in range(repeats):
             order.shuffle(arms)
-            for arm in arms:
+            for arm in [*arms]:
                 started = time.perf_counter()
-                ids, figures = ready_arms[arm].run(prompts)
+                try:
+                    ids, figures = ready_arms[arm].run(prompts)
+                except LlamaSpecError as error:
+                    arms.remove(arm)
+                    print(f"{setting.concurrency:4} {arm:<10} left out from here on: {error}")
+                    continue
                 seconds = time.perf_counter() - started
                 yield Ran(
                     arm=arm,
