@@ -92,7 +92,7 @@ class Pacing:
 
     def skip(self, sequence: Sequence, rounds: int) -> None:
         """So many of these rounds have gone by."""
-        if self.pace is not None and sequence.gait is not None:
+        if self.pace is not None and sequence.gait is not None and not sequence.spared:
             self.pace.skip(sequence.gait, rounds, sequence.n_past - rounds)
 
     def ahead(self, sequence: Sequence, seconds: float) -> tuple[int, int, Rule | None]:

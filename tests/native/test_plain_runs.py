@@ -8,6 +8,8 @@ import pytest
 
 from llamaspec import Session, demo
 from llamaspec.completion import Completion
+from llamaspec.engine.pacing import Pacing
+from llamaspec.engine.sequence import Sequence
 from llamaspec.errors import DecodeError
 from llamaspec.loading import Pair, load_pair
 from llamaspec.options import LoadOptions
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.native
 MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
 OPTIONS = LoadOptions(threads=1, context=256)
 SEVERAL = LoadOptions(threads=1, context=256, max_sequences=3)
+LENGTHS = 1, 5, 40
 
 
 @pytest.fixture(scope="module")
@@ -150,12 +153,12 @@ def several() -> Iterator[Pair]:
 def begin(target: TargetContext, batch: Batch) -> None:
     """A row for each of three sequences, at places of their own."""
     batch.clear()
-    for seq, length in enumerate((1, 5, 40)):
+    for seq, length in enumerate(LENGTHS):
         target.truncate(seq, 0)
         batch.add_tokens([300 + seq] * length, start=0, seq=seq, output=NO_OUTPUT)
     target.decode(batch)
     batch.clear()
-    for seq, length in enumerate((1, 5, 40)):
+    for seq, length in enumerate(LENGTHS):
         batch.add_tokens([400 + seq], start=length, seq=seq, output=ALL_OUTPUT)
 
 
@@ -169,7 +172,7 @@ def test_a_run_of_several_rows_gives_what_single_passes_give(several: Pair) -> N
         chosen = target.decode_choose(batch, 3)
         features.append(target.features_view([0, 1, 2]).copy())
         batch.clear()
-        for seq, length in enumerate((1, 5, 40)):
+        for seq, length in enumerate(LENGTHS):
             tokens[seq].append(chosen[seq])
             at = length + turn + 1
             batch.add_tokens([chosen[seq]], start=at, seq=seq, output=ALL_OUTPUT)
@@ -261,3 +264,23 @@ def test_a_failure_within_a_run_of_several_is_made_good(several: Pair) -> None:
                 session.generate_batch(prompts, **options)  # type: ignore[arg-type]
         found = session.generate_batch(prompts, **options)  # type: ignore[arg-type]
     assert [one.token_ids for one in found] == wanted
+
+
+def test_a_text_that_is_given_up_goes_plainly_to_its_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as among many texts, after which it is alone: the pace knows it as one that drafts
+    original = Pacing.begin
+
+    def given_up(self: Pacing, sequence: Sequence, texts: int) -> None:
+        original(self, sequence, texts)
+        assert sequence.gait is not None
+        sequence.gait.wait = None
+        sequence.spared = True
+
+    session = Session(pair)
+    wanted = session.generate(MESSAGES, max_tokens=30, cache_prompt=False, draft_max=0)
+    monkeypatch.setattr(Pacing, "begin", given_up)
+    done = session.generate(MESSAGES, max_tokens=30, cache_prompt=False)
+    assert done.token_ids == wanted.token_ids
+    assert done.rounds == wanted.rounds
