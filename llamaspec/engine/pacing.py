@@ -190,17 +190,17 @@ class Pacing:
         if self.pace is not None:
             self.pace.prices.observe_plain(depth, seconds, times)
 
-    def went_plainly(
-        self, active: Several[Sequence], rounds: int, depth: int, seconds: float
-    ) -> None:
-        """So many rounds in a row have gone plainly, in place of `plan`: what each pass took."""
+    def went_plainly(self, active: Several[Sequence], rounds: int, seconds: float) -> None:
+        """So many rounds in a row have gone plainly, in place of `plan`, and are not committed yet:
+        what each pass took.
+        """
         self._many = len(active) > 1
         if not self._many:
-            self.observe_plain(depth, seconds, rounds)
+            self.observe_plain(active[0].n_past, seconds, rounds)
         elif self.crowd is not None:
             self._before = self._drafts = False
             self.crowd.rest(len(active), rounds)
-            self.crowd.prices.observe(len(active), len(active), depth, seconds, even=True)
+            self.observe_pass(active, [NOTHING] * len(active), seconds)
 
     def observe_draft(
         self, active: Several[Sequence], offers: Several[Proposal], seconds: float
@@ -226,13 +226,13 @@ class Pacing:
         row: in native code.
         """
         count = len(active[0].rounds) - before
-        if self.pace is None or not count or (in_a_row and len(active) > 1):
+        if self.pace is None or not count:
             return
         if len(active) == 1:
             drafted = active[0].rounds[-1].offered > 0
             row = count if in_a_row else 0
             self.pace.prices.observe_besides(seconds / count, drafted=drafted, in_a_row=row)
-        elif self.crowd is not None:
+        elif self.crowd is not None and not in_a_row:
             self.crowd.prices.observe_besides(seconds, len(active), drafted=self._drafts)
 
 

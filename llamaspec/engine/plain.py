@@ -50,19 +50,17 @@ class PlainRuns:
         batch.clear()
         for s in active:
             batch.add_tokens([s.anchor], start=s.n_past, seq=s.slot, output=ALL_OUTPUT)
-        depth, before = sum(s.n_past for s in active) // texts, target.seconds
+        before = target.seconds
         ends = set[int]().union(*(s.request.ending.ends for s in active))
         found = target.decode_run(batch, most, ends, SECONDS)
         rounds, kept = len(found[0]), []
-        spent = (target.seconds - before) / rounds
+        pacing.went_plainly(active, rounds, (target.seconds - before) / rounds)
         for s, tokens in zip(active, found, strict=True):
             position, anchors = s.n_past, [s.anchor, *tokens]
             taken = s.commit(tokens)
             s.rounds += [
                 Round(position + i, anchors[i], (), None, 0, 1, texts=texts) for i in range(taken)
             ]
+            pacing.skip(s, taken)
             kept.append(taken)
-        pacing.went_plainly(active, rounds, depth, spent)
-        if texts == 1:
-            pacing.skip(active[0], kept[0])
         return kept, rounds
