@@ -41,15 +41,18 @@ class DraftedRuns:
         request, position = sequence.request, sequence.n_past
         if not request.in_a_row or self.drafter.known(sequence.slot) != position:
             return None
-        most, width, rule = pacing.ahead(sequence, SECONDS)
+        most, widths, rule = pacing.ahead(sequence, SECONDS)
         if most < 1:
             return None
+        width, usual, whole = (min(n, self.drafter.proposals) for n in widths)
         return Start(
             seq=sequence.slot,
             anchor=sequence.anchor,
             position=position,
             left=request.limit - len(sequence.tokens),
-            width=min(width, self.drafter.proposals),
+            width=width,
+            usual=usual,
+            whole=whole,
             most=most,
             ends=request.ending.ends,
             # where widths are chosen, how many rounds there are must not depend on a clock

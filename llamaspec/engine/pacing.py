@@ -95,21 +95,23 @@ class Pacing:
         if self.pace is not None and sequence.gait is not None and not sequence.spared:
             self.pace.skip(sequence.gait, rounds, sequence.n_past - rounds)
 
-    def ahead(self, sequence: Sequence, seconds: float) -> tuple[int, int, Rule | None]:
+    def ahead(
+        self, sequence: Sequence, seconds: float
+    ) -> tuple[int, tuple[int, int, int], Rule | None]:
         """How many rounds of a sequence that is alone will draft as far as so many seconds reach,
-        whatever they bring, with blocks of how many proposals, and how many of these to verify:
-        None where all.
+        whatever they bring; of how many proposals the first block, a usual one and one after a
+        block that was accepted whole are; and how many of these to verify: None where all.
         """
         request, gait, pace = sequence.request, sequence.gait, self.pace
         if self.threshold is not None or sequence.draft_limit == 0:
-            return 0, 0, None
+            return 0, (0, 0, 0), None
         if pace is None or gait is None:
-            return MOST_ROUNDS, request.draft_max, None
+            return MOST_ROUNDS, (request.draft_max,) * 3, None
         if not gait.due:
-            return 0, 0, None
+            return 0, (0, 0, 0), None
         depth = sequence.n_past
-        width = pace.block(gait, depth)
-        return pace.ahead(gait, seconds), width, pace.rule(gait, depth)
+        widths = pace.widths(gait, depth)
+        return pace.ahead(gait, seconds), widths, pace.rule(gait, depth)
 
     def went(self, sequence: Sequence, drafted: Drafted, rule: Rule | None) -> None:
         """Take in what native code drafted and what that took; what came of it is for `learn`."""

@@ -96,7 +96,7 @@ double seconds_since(clock::time_point start) {
 class Rounds {
   public:
     Rounds(llama_context * target, llama_context * draft, ls_rounds * r) :
-        target(target), draft(draft), r(r), block_ids((size_t) (r->width + r->first)), scores(block_ids.size()) {}
+        target(target), draft(draft), r(r), drafted(r->width), block_ids((size_t) (r->places + r->first)), scores(block_ids.size()) {}
 
     int run() {
         const auto began = clock::now();
@@ -108,7 +108,9 @@ class Rounds {
                 r->failed = 1;
                 return r->count == 0 ? rc : 0;
             }
-            fruitless = r->accepted[r->count] > 0 ? 0 : fruitless + 1;
+            const int accepted = r->accepted[r->count];
+            fruitless = accepted > 0 ? 0 : fruitless + 1;
+            drafted = accepted == drafted ? r->whole : r->usual;
             ++r->count;
             if (ended || fruitless >= r->fruitless || seconds_since(began) >= r->seconds) {
                 return 0;
@@ -123,21 +125,22 @@ class Rounds {
         if (r->waiting > 0 && inject() != 0) {
             return -1;
         }
-        int32_t * ids = r->ids + (size_t) r->count * r->width;
-        float * confidence = r->confidence ? r->confidence + (size_t) r->count * r->width : nullptr;
+        int32_t * ids = r->ids + (size_t) r->count * r->places;
+        float * confidence = r->confidence ? r->confidence + (size_t) r->count * r->places : nullptr;
         int rc = propose(ids, confidence);
         if (rc != 0) {
             return rc;
         }
-        const int limit = std::min(r->width, r->left - 1);
-        double * worth = r->worth + (size_t) r->count * (r->width + 1);
+        const int limit = std::min(drafted, r->left - 1);
+        double * worth = r->worth + (size_t) r->count * (r->places + 1);
         const int width = r->rule ? choose_width(*r->rule, confidence, limit, worth) : limit;
+        r->drafted[r->count] = drafted;
         r->draft_s[r->count] = seconds_since(began);
         return verify(ids, width);
     }
 
     int propose(int32_t * ids, float * confidence) {
-        const int rows = r->width + r->first;
+        const int rows = drafted + r->first;
         r->block->size = 0;
         masks.assign((size_t) rows, r->mask);
         masks[0] = r->anchor;
@@ -145,9 +148,9 @@ class Rounds {
             return -1;
         }
         const int rc = decode_block(draft, r->block, r->chain, rows, block_ids.data(), confidence ? scores.data() : nullptr);
-        std::copy(block_ids.begin() + r->first, block_ids.end(), ids);
+        std::copy_n(block_ids.begin() + r->first, drafted, ids);
         if (confidence) {
-            std::copy(scores.begin() + r->first, scores.end(), confidence);
+            std::copy_n(scores.begin() + r->first, drafted, confidence);
         }
         return rc;
     }
@@ -219,6 +222,7 @@ class Rounds {
     ls_rounds * r;
     bool ended = false;
     int fruitless = 0;
+    int drafted; // proposals of the block
     std::vector<int32_t> block_ids;
     std::vector<float> scores;
     std::vector<int32_t> masks, choices, positions, seqs;

@@ -137,12 +137,13 @@ struct ls_rule {
 /* Of a block's first `limit` proposals; worth [limit + 1] of every number. confidence may be NULL where rates are not. */
 int ls_choose_width(const struct ls_rule * rule, const float * confidence, int limit, double * worth);
 
-/* Rounds of one sequence in a row. Batches: memory for a block, an injection and a verify pass. width: proposals of a block,
-   which begins with `first` slots that propose nothing. taps [n_taps]; features: memory for the rows of a pass; ends [n_ends].
+/* Rounds of one sequence in a row. Batches: memory for a block, an injection and a verify pass. width: proposals of the first
+   block; whole: of one after a block that was accepted whole; usual: of the others. A block begins with `first` slots that
+   propose nothing; places: the most proposals. taps [n_taps]; features: memory for the rows of a pass; ends [n_ends].
    rule: NULL verifies all. anchor, position, left (most tokens that can follow) move on with the rounds: at most `most`, until
    an end is chosen, one token is left, `seconds` have gone, or nothing was accepted of so many in a row: fruitless.
-   By round, count of them: ids and, unless NULL, confidence [most, width], with a rule worth [most, width + 1], what was
-   verified and accepted, the target's own token after that, seconds of drafting and verifying. At the end the draft has
+   By round, count of them: ids and, unless NULL, confidence [most, places], with a rule worth [most, places + 1], what was
+   drafted, verified and accepted, the target's own token after that, seconds of drafting and verifying. At the end the draft has
    learnt so many positions, and features are waiting of those after them. */
 struct ls_rounds {
     struct ls_chain * chain;
@@ -153,6 +154,9 @@ struct ls_rounds {
     int32_t first;
     int32_t mask;
     int32_t width;
+    int32_t usual;
+    int32_t whole;
+    int32_t places;
     const int32_t * taps;
     int32_t n_taps;
     float * features;
@@ -169,6 +173,7 @@ struct ls_rounds {
     int32_t * ids;
     float * confidence;
     double * worth;
+    int32_t * drafted;
     int32_t * verified;
     int32_t * accepted;
     int32_t * bonus;

@@ -35,9 +35,10 @@ class Drafted(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Start:
     """Where rounds begin: a sequence, its last committed token and that one's position. left: most
-    tokens that can follow. width: proposals of a block. most: rounds. ends: ids that end the text.
-    seconds: after which no round begins. rule: None verifies all. fruitless: after how many rounds
-    in a row without an accepted proposal none begins.
+    tokens that can follow. width: proposals of the first block. usual: of those after it, and
+    whole: of one after a block that was accepted whole; 0 for as many as the first. most: rounds.
+    ends: ids that end the text. seconds: after which no round begins. rule: None verifies all.
+    fruitless: after how many rounds in a row without an accepted proposal none begins.
     """
 
     seq: int
@@ -50,6 +51,8 @@ class Start:
     seconds: float
     rule: Rule | None
     fruitless: int = MOST_ROUNDS
+    usual: int = 0
+    whole: int = 0
 
 
 class Run(NamedTuple):
@@ -74,10 +77,10 @@ class Rounds:
         self._inject = Batch.create(most + 1, draft.feature_width)
         self._verify = Batch.create(most + 1)
         rounds = self._rounds = ffi.new("struct ls_rounds *")
-        rounds.first, rounds.mask = shape.first, shape.mask
+        rounds.first, rounds.mask, rounds.places = shape.first, shape.mask, most
         size = MOST_ROUNDS * most
-        self._owned = [ffi.new("int32_t[]", n) for n in (size, *[MOST_ROUNDS] * 3)]
-        rounds.ids, rounds.verified, rounds.accepted, rounds.bonus = self._owned
+        self._owned = [ffi.new("int32_t[]", n) for n in (size, *[MOST_ROUNDS] * 4)]
+        rounds.ids, rounds.drafted, rounds.verified, rounds.accepted, rounds.bonus = self._owned
         self._seconds = [ffi.new("double[]", MOST_ROUNDS) for _ in range(2)]
         rounds.draft_s, rounds.verify_s = self._seconds
         self._worth = rounds.worth = ffi.new("double[]", MOST_ROUNDS * (most + 1))
@@ -95,11 +98,14 @@ class Rounds:
         Raises DecodeError where the first one fails; the target then holds what it held.
         """
         target, draft, rounds = self._target, self._draft, self._rounds
-        assert 1 <= start.width <= self._shape.proposals, "a block that there is no memory for"
+        widths = start.width, start.usual or start.width, start.whole or start.width
+        fits = all(1 <= width <= self._shape.proposals for width in widths)
+        assert fits, "a block that there is no memory for"
         rounds.chain = draft.chain_ptr()
         rounds.block, rounds.inject = self._block.ptr, self._inject.ptr
         rounds.verify = self._verify.ptr
-        rounds.seq, rounds.width = start.seq, start.width
+        rounds.seq = start.seq
+        rounds.width, rounds.usual, rounds.whole = widths
         rounds.anchor, rounds.position, rounds.left = start.anchor, start.position, start.left
         rounds.most, rounds.seconds = min(start.most, MOST_ROUNDS), start.seconds
         rounds.fruitless = start.fruitless
@@ -124,21 +130,19 @@ class Rounds:
         return Run(found, rounds.learnt, waits, bool(rounds.failed))
 
     def _read(self, start: Start) -> list[Drafted]:
-        rounds, width, n = self._rounds, start.width, self._rounds.count
-        ids = ffi.unpack(rounds.ids, n * width)
-        scores = ffi.unpack(rounds.confidence, n * width) if rounds.confidence else None
-        worth = ffi.unpack(rounds.worth, n * (width + 1)) if start.rule is not None else []
+        rounds, places, n = self._rounds, self._shape.proposals, self._rounds.count
+        ids = ffi.unpack(rounds.ids, n * places)
+        scores = ffi.unpack(rounds.confidence, n * places) if rounds.confidence else None
+        worth = ffi.unpack(rounds.worth, n * (places + 1)) if start.rule is not None else []
         columns = rounds.verified, rounds.accepted, rounds.bonus, rounds.draft_s, rounds.verify_s
         rest = zip(*[ffi.unpack(column, n) for column in columns], strict=True)
-        return [
-            Drafted(
-                tuple(ids[i * width : (i + 1) * width]),
-                None if scores is None else tuple(scores[i * width : (i + 1) * width]),
-                worth[i * (width + 1) : (i + 1) * (width + 1)],
-                *each,
-            )
-            for i, each in enumerate(rest)
-        ]
+        found = []
+        for i, (width, each) in enumerate(zip(ffi.unpack(rounds.drafted, n), rest, strict=True)):
+            at = i * places
+            said = None if scores is None else tuple(scores[at : at + width])
+            worths = worth[at + i : at + i + width + 1]
+            found.append(Drafted(tuple(ids[at : at + width]), said, worths, *each))
+        return found
 
 
 def _check_servers(*contexts: Context) -> None:

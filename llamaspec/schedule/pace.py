@@ -19,11 +19,15 @@ _SMOOTH = 0.1
 _TRY, _DOUBT, _HOPE, _SURPRISE, _LENIENT = 0.15, 0.1, 0.5, 0.5, 0.1
 _PROBATION, _FRUITLESS = 0.1, 5
 _FIRST_WAIT, _LONGEST_WAIT = 8, 256
+_MOST_CARRIED = 24
+"""The longest wait that a text takes over from the one before."""
 _MOST_LET_GO = 7
 """Texts that begin plainly after one in which drafting did not pay."""
 _CURIOSITY = 32
 _NARROW = 32
 """Rounds with a narrower block before a whole one shows what is beyond it."""
+_SHALLOW = 2
+"""Narrow blocks, accepted to their ends, that are not followed by a whole one."""
 _FEW = 2
 """Rounds in a row in native code while it is in doubt whether drafting pays."""
 
@@ -34,11 +38,13 @@ class Gait:
     better than a plain one lately. wait: plain rounds before the next try, None while drafting.
     patience: how many it will be next time. fresh: no try of this text yet. reach [block + 1]: by
     how many a block of so many proposals was better lately than none, its own time left out.
-    narrow: rounds since a whole block was drafted. drafted: proposals of the last block. asked:
-    whether the text began with a try, after one that ended without drafting.
-    expected: tokens of the last drafted round. promising: whether it was to be better than a plain
-    one. fruitless: rounds that were not, and of which nothing was accepted, without one in between
-    of which something was. together: its rounds can go several at once.
+    narrow: rounds since a whole block was drafted. whole: whether the next one is, because the last
+    was accepted to its end. deep: whether the last whole block was better than a narrower one;
+    missed: how many since were not followed by a whole one because it was not. drafted: proposals
+    of the last block. asked: whether the text began with a try, after one that ended without
+    drafting. expected: tokens of the last drafted round. promising: whether it was to be better
+    than a plain one. fruitless: rounds that were not, and of which nothing was accepted, without
+    one in between of which something was. together: its rounds can go several at once.
     """
 
     reach: list[float]
@@ -47,6 +53,9 @@ class Gait:
     patience: int = _FIRST_WAIT
     fresh: bool = True
     narrow: int = _NARROW
+    whole: bool = False
+    deep: bool = True
+    missed: int = 0
     drafted: int = 0
     asked: bool = True
     expected: float = 1.0
@@ -118,8 +127,9 @@ class Pace:
         gain, wait = min(last.gain, _HOPE), last.wait
         if asked and self._patience == 0:
             gain, wait = _PROBATION, None
-        known = [*last.reach], gain, wait, last.patience, fresh, last.narrow
-        return Gait(*known, asked=asked, together=together)
+        patience = min(last.patience, _MOST_CARRIED)
+        known = [*last.reach], gain, wait, patience, fresh, last.narrow
+        return Gait(*known, deep=last.deep, asked=asked, together=together)
 
     def end(self, gait: Gait) -> None:
         """A text is over."""
@@ -150,19 +160,28 @@ class Pace:
 
     def block(self, gait: Gait, depth: int) -> int:
         """How many proposals to draft, as a block takes longer the wider it is."""
-        gait.drafted = self.prices.width
-        if gait.narrow < _NARROW:
-            rate, prices = self.rate, self.prices.draft_all(depth)
-            worth = [n - rate * price for n, price in zip(gait.reach, prices, strict=True)]
-            gait.drafted = worth.index(max(worth[1:]), 1)
+        whole = gait.whole or gait.narrow >= _NARROW
+        gait.drafted = self.prices.width if whole else self.usual(gait, depth)
         return gait.drafted
 
-    def ahead(self, gait: Gait, seconds: float) -> int:
-        """How many rounds, of a text whose next one drafts, will draft blocks as wide as that, as
-        far as so many seconds reach: few while there is a doubt whether drafting pays, a try alone.
+    def usual(self, gait: Gait, depth: int) -> int:
+        """How many, where nothing asks for a whole block."""
+        rate, prices = self.rate, self.prices.draft_all(depth)
+        worth = [n - rate * price for n, price in zip(gait.reach, prices, strict=True)]
+        return worth.index(max(worth[1:]), 1)
+
+    def widths(self, gait: Gait, depth: int) -> tuple[int, int, int]:
+        """The same for rounds in native code: of the first block, a usual one, and one after a
+        block that was accepted to its end.
         """
-        if gait.wait is not None or gait.narrow >= _NARROW:
-            # of whole blocks, to see what is beyond narrower ones, one is enough as well
+        usual = self.usual(gait, depth)
+        return self.block(gait, depth), usual, self.prices.width if gait.deep else usual
+
+    def ahead(self, gait: Gait, seconds: float) -> int:
+        """How many rounds, of a text whose next one drafts, will draft as far as so many seconds
+        reach: few while there is a doubt whether drafting pays, a try alone.
+        """
+        if gait.wait is not None:
             return 1
         rounds = max(1, int(seconds / self._seconds))
         if gait.gain < 0:
@@ -200,6 +219,8 @@ class Pace:
         """Take in what a block was worth; return whether it was a try, and in vain."""
         worth, best, rate, depth = found
         self._reached(gait, worth)
+        if len(worth) > self.prices.width:
+            self._saw_whole(gait, found)
         drafting = rate * self._drafting(gait, gait.drafted, depth)
         net = worth[best] - drafting - (1 - rate * self.prices.plain(depth))
         gait.promising = net > 0
@@ -215,6 +236,12 @@ class Pace:
             gait.wait, failed = gait.patience, True
         gait.fresh = False
         return failed
+
+    def _saw_whole(self, gait: Gait, found: Weighed) -> None:
+        """Take in whether a whole block was better than one of the usual width."""
+        usual, prices = self.usual(gait, found.depth), self.prices.draft_all(found.depth)
+        more = max(found.worth) - max(found.worth[: usual + 1])
+        gait.deep = more > found.rate * (prices[-1] - prices[usual])
 
     def _judge(self, gait: Gait, drafting: float) -> None:
         # texts are short: to stop too early costs more than a few rounds that lose a little
@@ -252,6 +279,7 @@ class Pace:
         """Take in what a round committed of so many verified proposals, `drafted` by a block."""
         drafting = self._drafting(gait, drafted, depth) if drafted else 0.0
         if drafted:
+            self._end_of(gait, reached=committed > drafted)
             gait.fruitless = 0 if committed > 1 else gait.fruitless + (not gait.promising)
         if gait.wait is None and gait.fruitless >= _FRUITLESS:
             self._park(gait)
@@ -267,6 +295,14 @@ class Pace:
         self._tokens += _FORGET * (committed - self._tokens)
         self._seconds += _FORGET * (seconds - self._seconds)
         self.rate = max(1 / plain, self._tokens / self._seconds)
+
+    def _end_of(self, gait: Gait, *, reached: bool) -> None:
+        """Take in whether a block was accepted to its end: then there was more to be had, most
+        likely, unless the last whole block had nothing there.
+        """
+        gait.whole = reached and (gait.deep or gait.missed >= _SHALLOW)
+        if reached:
+            gait.missed = 0 if gait.whole else gait.missed + 1
 
     def _drafting(self, gait: Gait, width: int, depth: int) -> float:
         """Seconds by which drafting makes a round longer, before anything is verified."""

@@ -148,6 +148,28 @@ def test_a_run_ends_at_an_end_at_the_most_and_in_time(pair: Pair) -> None:
     assert len(drafter.run(target, begin(pair, 300, 1000))) == MOST_ROUNDS
 
 
+def test_blocks_of_a_run_are_as_wide_as_the_ones_before_say(pair: Pair) -> None:
+    drafter, target = pair.drafter, pair.context
+    assert isinstance(drafter, BlockDrafter)
+    seen = set()
+    session, texts = Session(pair), list[list[int]]()
+    for first, usual, whole in ((3, 2, BLOCK), (BLOCK, 1, 4), (2, 2, 2)):
+        usually = begin(pair, 0, MOST_ROUNDS)
+        done = session.generate(MESSAGES, max_tokens=1, draft_max=1, cache_prompt=False)
+        target.publish(True)
+        start = replace(usually, anchor=done.token_ids[0], position=target.length(0))
+        rounds = drafter.run(target, replace(start, width=first, usual=usual, whole=whole))
+        expected = first
+        for r in rounds:
+            assert len(r.ids) == r.verified == expected
+            assert r.confidence is None or len(r.confidence) == expected
+            seen.add((r.accepted == expected, expected == whole))
+            expected = whole if r.accepted == len(r.ids) else usual
+        texts.append(ids_of(rounds))
+    assert len(seen) == 4
+    assert all(a == b for text in texts[1:] for a, b in zip(texts[0], text, strict=False))
+
+
 def _alike(some: list[Drafted], others: list[Drafted]) -> bool:
     """The same but for what they took."""
     return all(a[:5] == b[:5] for a, b in zip(some, others, strict=False))

@@ -123,6 +123,28 @@ def test_blocks_are_as_wide_as_pays() -> None:
         assert (usual < 3.5) if narrow else (usual > 5), (quality, usual)
 
 
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_block_that_was_accepted_to_its_end_is_followed_by_a_whole_one(deep: bool) -> None:
+    chooser = pace(STAIRS["gentle"], 0.7, narrow=0.1)
+    gait = chooser.begin()
+    gait.narrow, gait.reach = 0, [0.0] + [1.0] * WIDTH
+    assert chooser.usual(gait, 0) == 1
+    # what the last whole block had at its end
+    gait.drafted = WIDTH
+    chooser.width(gait, Offer([0.99] * WIDTH if deep else [0.99] + [0.01] * 6, WIDTH, 0))
+    assert gait.deep is deep
+    followed = []
+    for _ in range(6):
+        block = chooser.block(gait, 0)
+        chooser.learn(gait, block + 1, block, drafted=block, depth=0)
+        followed.append(gait.whole)
+        chooser.learn(gait, 1, block, drafted=block, depth=0)
+        assert not gait.whole
+        gait.wait, gait.gain = None, 0.5
+    assert followed == ([True] * 6 if deep else [False, False, True] * 2)
+    assert chooser.widths(gait, 0)[2] == (WIDTH if deep else chooser.usual(gait, 0))
+
+
 def test_a_useless_draft_is_asked_seldom() -> None:
     _, widths = run(pace(STAIRS["gentle"], 0.5), Draft(0.02, heat=1.0), tokens=4000)
     assert sum(width >= 0 for width in widths) < 0.04 * len(widths)
