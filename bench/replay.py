@@ -10,6 +10,7 @@ in hindsight. Rounds go one by one: what several in one call do not learn in bet
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from llamaspec import Session, load
 from llamaspec.bench.typed import of_json, read_object
 from llamaspec.bench.workloads import Prompt, noise, read
 from llamaspec.demo import draft_path, target_path
-from llamaspec.errors import OptionError
+from llamaspec.errors import LlamaSpecError, OptionError
 from llamaspec.options import LoadOptions
 from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.cost import CostCurve
@@ -264,7 +265,7 @@ def record_command(
 @app.command("play")
 def play_command(
     blocks: Annotated[Path, typer.Argument(help="What `record` wrote.")],
-    cost_curve: Annotated[Path, typer.Option(help="From `llamaspec bench cost`.")],
+    cost_curve: Annotated[Path, typer.Option(help="From `bench cost --curve`.")],
     besides: Annotated[str, typer.Option(help="ms of plain and drafted rounds.")] = "0.03,0.15",
 ) -> None:
     """Replay choices."""
@@ -277,4 +278,7 @@ def play_command(
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except LlamaSpecError as error:
+        sys.exit(f"error: {error}")
