@@ -169,6 +169,18 @@ def digest(ids: Ids, ends: frozenset[int]) -> str:
     return hashlib.sha256(json.dumps(without_end(ids, ends)).encode()).hexdigest()[:12]
 
 
+def attempt(
+    setting: Setting, arms: list[str], arm: str, runner: OurMany | Theirs, prompts: list[Ready]
+) -> tuple[list[Ids], dict[str, float]] | None:
+    """A turn of an arm; None, and the arm is taken out of the others, where it fails."""
+    try:
+        return runner.run(prompts)
+    except LlamaSpecError as error:
+        arms.remove(arm)
+        print(f"{setting.concurrency:4} {arm:<10} left out from here on: {error}")
+        return None
+
+
 def measure(setting: Setting, arms: list[str], prompts: list[Ready], repeats: int) -> Iterator[Ran]:
     """Every arm once a repeat, in an order that changes; one warm-up of a few prompts each. Without
     an arm that fails, as a server does that ends itself, from there on.
@@ -178,19 +190,16 @@ def measure(setting: Setting, arms: list[str], prompts: list[Ready], repeats: in
         ready_arms = {arm: opened(setting, arm, stack) for arm in arms}
         with load(setting.target) as session:
             ends = frozenset(session._pair.model.vocab.ends)
-        for runner in ready_arms.values():
-            runner.run(prompts[: max(4, setting.concurrency)])
+        for arm in [*arms]:
+            attempt(setting, arms, arm, ready_arms[arm], prompts[: max(4, setting.concurrency)])
         for repeat in range(repeats):
             order.shuffle(arms)
             for arm in [*arms]:
                 started = time.perf_counter()
-                try:
-                    ids, figures = ready_arms[arm].run(prompts)
-                except LlamaSpecError as error:
-                    arms.remove(arm)
-                    print(f"{setting.concurrency:4} {arm:<10} left out from here on: {error}")
+                found = attempt(setting, arms, arm, ready_arms[arm], prompts)
+                if found is None:
                     continue
-                seconds = time.perf_counter() - started
+                (ids, figures), seconds = found, time.perf_counter() - started
                 yield Ran(
                     arm=arm,
                     concurrency=setting.concurrency,
