@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from llamaspec import Session, load
+from llamaspec.bench.synthetic import ScriptedAcceptance
 from llamaspec.bench.typed import of_json, read_object
 from llamaspec.bench.workloads import Prompt, noise, read
 from llamaspec.demo import draft_path, target_path
@@ -28,7 +29,7 @@ from llamaspec.schedule.calibration import Calibration
 from llamaspec.schedule.cost import CostCurve
 from llamaspec.schedule.pace import Offer, Pace
 from llamaspec.schedule.prices import Prices
-from llamaspec.verify.accept import Verification
+from llamaspec.verify.accept import accept
 
 FORMAT = "llamaspec blocks 1"
 
@@ -79,13 +80,9 @@ class Recorded:
 
 def record(session: Session, prompts: Iterable[Prompt], max_tokens: int) -> Recorded:
     """Record blocks of a session with a block draft. Texts too short to draft in are left out."""
-    engine, usual = session._pair.engine, session._pair.engine.accept
-
-    def none(choices: Iterable[int], proposal: Sequence[int]) -> Verification:
-        return Verification(0, [next(iter(choices))])
-
-    texts = []
-    engine.accept = none
+    engine, texts = session._pair.engine, []
+    # nothing, so that there is a round from every token
+    engine.accept = ScriptedAcceptance((0.0,) * session.draft_limit, frozenset())
     try:
         for prompt in prompts:
             found, size = [], 0
@@ -101,20 +98,15 @@ def record(session: Session, prompts: Iterable[Prompt], max_tokens: int) -> Reco
                 rounds = [r for r in done.rounds if r.draft]
                 found.append(
                     tuple(
-                        Block(r.confidence or (), _agreed(r.draft, ids[place + 1 :]))
+                        Block(r.confidence or (), accept(ids[place + 1 :], r.draft).accepted)
                         for place, r in enumerate(rounds)
                     )
                 )
             if found and found[0]:
                 texts.append(Blocks(prompt.category, size, tuple(found)))
     finally:
-        engine.accept = usual
+        engine.accept = accept
     return Recorded(tuple(texts))
-
-
-def _agreed(draft: Sequence[int], text: Sequence[int]) -> int:
-    agree = [a == b for a, b in zip(draft, text, strict=False)]
-    return [*agree, False].index(False)
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,7 @@ class Pace:
 
     def block(self, gait: Gait, depth: int) -> int:
         """How many proposals to draft, as a block takes longer the wider it is."""
-        whole = gait.whole or gait.narrow >= _NARROW
-        gait.drafted = self.prices.width if whole else self.usual(gait, depth)
-        return gait.drafted
+        return self.widths(gait, depth)[0]
 
     def usual(self, gait: Gait, depth: int) -> int:
         """How many, where nothing asks for a whole block."""
@@ -171,11 +169,12 @@ class Pace:
         return worth.index(max(worth[1:]), 1)
 
     def widths(self, gait: Gait, depth: int) -> tuple[int, int, int]:
-        """The same for rounds in native code: of the first block, a usual one, and one after a
-        block that was accepted to its end.
+        """The same for rounds in a row: of the first block, a usual one, and one after a block that
+        was accepted to its end.
         """
-        usual = self.usual(gait, depth)
-        return self.block(gait, depth), usual, self.prices.width if gait.deep else usual
+        usual, most = self.usual(gait, depth), self.prices.width
+        gait.drafted = most if gait.whole or gait.narrow >= _NARROW else usual
+        return gait.drafted, usual, most if gait.deep else usual
 
     def ahead(self, gait: Gait, seconds: float) -> int:
         """How many rounds, of a text whose next one drafts, will draft as far as so many seconds
